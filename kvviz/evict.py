@@ -1,0 +1,161 @@
+"""The second stage: a prompt state, a policy and a budget -> what is retained. Milliseconds, no forward."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvviz import budget as budgets
+from kvviz.allocation import keep
+from kvviz.moments import Moments
+from kvviz.policies.policy import Policy
+from kvviz.state import LayerState, PromptState
+
+
+@dataclass(frozen=True)
+class RetainedLayer:
+    """What one layer keeps, ragged over its KV heads: head after head in one flat tensor of S = counts.sum() entries.
+
+    Attributes:
+        keys, values: [S, d] in the model's dtype, or a 4-bit `Quantized`.
+        positions: [S] int64, true positions in the prompt, sorted within each head.
+        counts: entries of each head.
+        moments: statistics of what was evicted, or None where nothing was or no correction is wanted.
+        sliding: a sliding-window layer, left alone.
+    """
+
+    keys: Tensor
+    values: Tensor
+    positions: Tensor
+    counts: tuple[int, ...]
+    moments: Moments | None = None
+    sliding: bool = False
+
+    def heads(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """(keys [n, d], values [n, d], positions [n]) of every head."""
+        parts = (t.split(self.counts) for t in (self.keys, self.values, self.positions))
+        return list(zip(*parts, strict=True))
+
+
+@dataclass(frozen=True)
+class Retained:
+    """What a policy keeps of a prompt of `n_tokens` under `budget` entries a head; holds no reference to the rest."""
+
+    policy: Policy
+    budget: int
+    n_tokens: int
+    layers: tuple[RetainedLayer, ...]
+    seconds: float = 0.0
+
+    @property
+    def entries(self) -> float:
+        """Entries a head, averaged over the heads of the layers that can be evicted."""
+        counts = [c for layer in self.layers if not layer.sliding for c in layer.counts]
+        return sum(counts) / len(counts)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the keys and values kept."""
+        return sum(t.nbytes for layer in self.layers for t in (layer.keys, layer.values))
+
+    @property
+    def moments_bytes(self) -> int:
+        """Bytes of the moment statistics."""
+        return sum(layer.moments.bytes for layer in self.layers if layer.moments is not None)
+
+    @property
+    def bytes(self) -> int:
+        """All bytes that the policy needs: keys, values, statistics."""
+        return self.kv_bytes + self.moments_bytes
+
+
+def evict(state: PromptState, policy: Policy, budget: int, scores: list[Tensor | None] | None = None) -> Retained:
+    """Cut a prompt's cache down to `budget` entries a head on average.
+
+    Args:
+        state: from `prefill`; it is not changed.
+        budget: entries per head averaged over the layers, sinks and window included; N or more keeps everything.
+        scores: what `score_layers(state, policy)` gave, if it is at hand.
+
+    Raises:
+        ValueError: a budget below 1, or a policy that needs something the state was not asked for.
+    """
+    began = time.perf_counter()
+    budget, n = budgets.check_entries(budget), state.n_tokens
+    if policy.keeps_all or budget >= n:
+        layers = tuple(_whole(layer) for layer in state.layers)
+        return Retained(policy, n, n, layers, time.perf_counter() - began)
+    scores = scores or score_layers(state, policy)
+    layers = tuple(
+        _whole(layer)
+        if layer.sliding
+        else _cut(layer, policy, score, own, policy.protected(n, budget, layer.keys.device))
+        for layer, score, own in zip(state.layers, scores, layer_budgets(state, policy, budget), strict=True)
+    )
+    return Retained(policy, budget, n, layers, time.perf_counter() - began)
+
+
+def score_layers(state: PromptState, policy: Policy) -> list[Tensor | None]:
+    """Scores [Hkv, N] of every layer (None for layers with a sliding window); they do not depend on the budget.
+
+    Raises:
+        ValueError: the state lacks what the scorer needs; the message says how to get it.
+    """
+    return [None if layer.sliding else policy.scorer.score(layer) for layer in state.layers]
+
+
+def layer_budgets(state: PromptState, policy: Policy, budget: int) -> list[int]:
+    """Entries a head for every layer; the layers that can be evicted average to `budget` exactly."""
+    open_layers = [not layer.sliding for layer in state.layers]
+    always = sum(policy.protection(state.n_tokens, budget))
+    shares = iter(policy.allocation.layer_budgets(budget, sum(open_layers), state.n_tokens, always))
+    return [
+        next(shares) if is_open else layer.n_tokens for is_open, layer in zip(open_layers, state.layers, strict=True)
+    ]
+
+
+def entries_within(state: PromptState, policy: Policy, n_bytes: int) -> int:
+    """The largest budget in entries a head whose keys, values and moment statistics fit into `n_bytes`.
+
+    Raises:
+        ValueError: not even one entry a head fits.
+    """
+    open_layers = [layer for layer in state.layers if not layer.sliding]
+    sliding = sum(layer.keys.nbytes + layer.values.nbytes for layer in state.layers if layer.sliding)
+    heads, _, d = open_layers[0].keys.shape
+    moments = 0 if policy.correction is None else budgets.moments_bytes(d, second=policy.partition > 0)
+    itemsize = open_layers[0].keys.element_size()
+    return min(budgets.from_bytes(n_bytes - sliding, len(open_layers), heads, d, itemsize, moments), state.n_tokens)
+
+
+def keep_mask(layer: LayerState, policy: Policy, scores: Tensor, budget: int, protected: Tensor) -> Tensor:
+    """Which entries of a layer stay, [Hkv, N] bool, under `budget` entries a head of this layer."""
+    counts = policy.allocation.head_counts(scores, budget, protected)
+    return keep(policy.scorer.refine(layer, scores, counts, protected), counts, protected)
+
+
+def _whole(layer: LayerState) -> RetainedLayer:
+    heads, stored, d = layer.keys.shape
+    first = 0 if not layer.sliding else max(0, layer.total_tokens - stored)
+    positions = torch.arange(first, first + stored, device=layer.keys.device).repeat(heads)
+    flat = (layer.keys.reshape(-1, d), layer.values.reshape(-1, d))
+    return RetainedLayer(*flat, positions, (stored,) * heads, sliding=layer.sliding)
+
+
+def _cut(layer: LayerState, policy: Policy, scores: Tensor, budget: int, protected: Tensor) -> RetainedLayer:
+    mask = keep_mask(layer, policy, scores, budget, protected)
+    moments = None
+    if policy.correction is not None:
+        heads, _, d = layer.keys.shape
+        moments = Moments(heads, d, scaling=layer.scaling, second=policy.partition > 0, device=layer.keys.device)
+        moments.add(layer.keys, layer.values, mask=~mask)
+    return RetainedLayer(
+        keys=layer.keys[mask],
+        values=layer.values[mask],
+        positions=mask.nonzero()[:, 1],
+        counts=tuple(mask.sum(dim=1).tolist()),
+        moments=moments,
+    )
