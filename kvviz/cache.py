@@ -3,167 +3,281 @@
 A *row* is one policy's sequence; a *segment* is one KV head of one row. Segments of equal length stand in one block, a
 dense tensor that is allocated once with room for the new tokens. So uniform policies attend in one batched product,
 ragged ones in as few as possible, the full cache beside them, and no entry is ever padded or masked out.
-Queries heads of a group share their segment: keys and values are never repeated.
+Query heads of a group share their segment: keys and values are never repeated.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kvviz.evict import Retained, RetainedLayer
+from kvviz.live import LayerLive, Live
 from kvviz.moments import Correction
+from kvviz.quantize import Quantized
+from kvviz.state import PromptState
+
+
+class Segment(NamedTuple):
+    """What one KV head of one row holds: keys, values [n, d], and where it is tracked the attention mass [n] received."""
+
+    keys: Tensor | Quantized
+    values: Tensor | Quantized
+    mass: Tensor | None = None
 
 
 @dataclass
 class Block:
-    """G segments of equal length. keys, values [G, room, d]; the first `length` entries are in use."""
+    """G segments of equal length.
 
-    segments: Tensor
+    Attributes:
+        numbers: row * Hkv + head of each segment; `segments` is the same as a tensor [G].
+        keys, values: [G, room, d]; the first `held` entries are in use.
+        prefix: older entries in 4 bits, G * n of them, or None.
+        mass: [G, room] float32, attention that the entries received, or None where nobody asks.
+    """
+
+    numbers: list[int]
     keys: Tensor
     values: Tensor
-    length: int
+    held: int
+    prefix: tuple[Quantized, Quantized] | None = None
+    mass: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.segments = torch.tensor(self.numbers, device=self.keys.device)
 
     @classmethod
-    def gather(cls, segments: list[int], parts: list[tuple[Tensor, Tensor]], room: int) -> Block:
-        """Copy parts (keys [n, d], values [n, d]) of equal length into one block with room for `room` new entries."""
-        first, _ = parts[0]
-        n, d = first.shape
-        keys = first.new_empty(len(parts), n + room, d)
-        values = first.new_empty(len(parts), n + room, parts[0][1].shape[1])
-        for i, (k, v) in enumerate(parts):
-            keys[i, :n], values[i, :n] = k, v
-        return cls(torch.tensor(segments, device=first.device), keys, values, n)
+    def gather(cls, members: dict[int, Segment], room: int, like: Tensor) -> Block:
+        """Copy segments of equal length into one block with `room` for new entries, on the device and in the dtype of `like`."""
+        parts = list(members.values())
+        n, d = parts[0].keys.shape
+        prefix, held = None, n
+        if isinstance(parts[0].keys, Quantized):
+            prefix, held = (Quantized.cat([p.keys for p in parts]), Quantized.cat([p.values for p in parts])), 0
+        keys, values = like.new_empty(len(parts), held + room, d), like.new_empty(len(parts), held + room, d)
+        mass = None if parts[0].mass is None else like.new_zeros(len(parts), n + room, dtype=torch.float32)
+        for i, part in enumerate(parts):
+            if prefix is None:
+                keys[i, :n], values[i, :n] = part.keys, part.values
+            if mass is not None:
+                mass[i, :n] = part.mass
+        return cls(list(members), keys, values, held, prefix, mass)
+
+    @property
+    def length(self) -> int:
+        """Entries in each segment."""
+        return self.held + (self.prefix[0].shape[0] // len(self.numbers) if self.prefix else 0)
 
     def append(self, k: Tensor, v: Tensor) -> None:
         """k, v [R * Hkv, T, d] of all rows: store those of this block's segments."""
-        end = self.length + k.shape[1]
-        self.keys[:, self.length : end] = k[self.segments]
-        self.values[:, self.length : end] = v[self.segments]
-        self.length = end
+        end = self.held + k.shape[1]
+        if end > self.keys.shape[1]:
+            raise IndexError(f"no room: {end} entries do not fit into {self.keys.shape[1]}")
+        self.keys[:, self.held : end] = k[self.segments]
+        self.values[:, self.held : end] = v[self.segments]
+        self.held = end
 
-    def attend(self, q: Tensor, new: int, window: int | None, want_log_z: bool) -> tuple[Tensor, Tensor | None]:
-        """Attention of scaled queries q [G, g, T, d] over all entries; the last `new` = T of them are the queries' own.
+    def contents(self) -> tuple[Tensor, Tensor]:
+        """keys, values [G, length, d] as attention sees them."""
+        keys, values = self.keys[:, : self.held], self.values[:, : self.held]
+        if self.prefix:
+            shape = (len(self.numbers), -1, keys.shape[-1])
+            old_keys, old_values = (stored.dequantize().view(shape) for stored in self.prefix)
+            keys, values = torch.cat((old_keys, keys), dim=1), torch.cat((old_values, values), dim=1)
+        return keys, values
+
+    def attend(self, q: Tensor, window: int | None, want_log_z: bool) -> tuple[Tensor, Tensor | None]:
+        """Attention of scaled queries q [G, g, T, d] over all entries; the last T of them are the queries' own.
 
         Returns:
             output [G, g, T, d], and log of the partition function [G, g, T] float32 if wanted.
         """
-        g_segments, g, t, d = q.shape
-        keys, values = self.keys[:, : self.length], self.values[:, : self.length]
-        logits = (q.reshape(g_segments, g * t, d) @ keys.mT).float().view(g_segments, g, t, self.length)
-        if new > 1 or (window is not None and self.length > window):
-            logits.masked_fill_(self._hidden(t, window, q.device), float("-inf"))
-        log_z = None
-        if want_log_z:
-            log_z = logits.logsumexp(dim=-1)
-            weights = (logits - log_z[..., None]).exp_()
-        else:
-            weights = logits.softmax(dim=-1)
-        out = weights.to(values.dtype).view(g_segments, g * t, self.length) @ values
-        return out.view(g_segments, g, t, -1), log_z
-
-    def _hidden(self, t: int, window: int | None, device: torch.device) -> Tensor:
-        ahead = (
-            torch.arange(self.length, device=device)
-            - torch.arange(self.length - t, self.length, device=device)[:, None]
-        )
-        hidden = ahead > 0
-        return hidden if window is None else hidden | (ahead <= -window)
+        keys, values = self.contents()
+        n, (count, g, t, d) = keys.shape[1], q.shape
+        logits = (q.reshape(count, g * t, d) @ keys.mT).float().view(count, g, t, n)
+        if t > 1 or (window is not None and n > window):
+            logits.masked_fill_(_hidden(n, t, window, q.device), float("-inf"))
+        log_z = logits.logsumexp(dim=-1) if want_log_z else None
+        weights = logits.softmax(dim=-1) if log_z is None else (logits - log_z[..., None]).exp_()
+        if self.mass is not None:
+            self.mass[:, :n] += weights.sum(dim=2).mean(dim=1)
+        out = weights.to(values.dtype).view(count, g * t, n) @ values
+        return out.view(count, g, t, -1), log_z
 
     def only(self, renumber: dict[int, int]) -> Block | None:
         """This block with only the segments that are keys of `renumber`, under their new numbers."""
-        numbers = self.segments.tolist()
-        stay = [i for i, segment in enumerate(numbers) if segment in renumber]
+        stay = [i for i, number in enumerate(self.numbers) if number in renumber]
         if not stay:
             return None
-        segments = torch.tensor([renumber[numbers[i]] for i in stay], device=self.segments.device)
-        if len(stay) == len(numbers):
-            return Block(segments, self.keys, self.values, self.length)
-        return Block(segments, self.keys[stay], self.values[stay], self.length)
+        numbers = [renumber[self.numbers[i]] for i in stay]
+        if len(stay) == len(self.numbers):
+            return replace(self, numbers=numbers)
+        prefix = None
+        if self.prefix:
+            parts = [stored.split([self.length - self.held] * len(self.numbers)) for stored in self.prefix]
+            prefix = tuple(Quantized.cat([part[i] for i in stay]) for part in parts)
+        mass = None if self.mass is None else self.mass[stay]
+        return Block(numbers, self.keys[stay], self.values[stay], self.held, prefix, mass)
+
+    def take(self, i: int, index: Tensor) -> Segment:
+        """Entries `index` (sorted) of segment number i; those in 4 bits stay as they are and newer ones join them."""
+        mass = None if self.mass is None else self.mass[i, index]
+        if not self.prefix:
+            return Segment(self.keys[i, index], self.values[i, index], mass)
+        n = self.length - self.held
+        old, new = index[index < n], index[index >= n] - n
+        parts = (
+            Quantized.cat([stored[i * n : (i + 1) * n][old], Quantized.of(recent[i, new])])
+            for stored, recent in zip(self.prefix, (self.keys, self.values), strict=True)
+        )
+        return Segment(*parts, mass)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes held, room for new tokens included."""
+        return self.keys.nbytes + self.values.nbytes + sum(stored.nbytes for stored in self.prefix or ())
+
+    @property
+    def used(self) -> int:
+        """Bytes of the entries alone."""
+        new = 2 * self.keys[:, : self.held].numel() * self.keys.element_size()
+        return new + sum(stored.nbytes for stored in self.prefix or ())
+
+
+def _hidden(n: int, t: int, window: int | None, device: torch.device) -> Tensor:
+    """Which of n entries the last t tokens must not see, [t, n]: later ones, and those outside a sliding window."""
+    ahead = torch.arange(n, device=device) - torch.arange(n - t, n, device=device)[:, None]
+    return ahead > 0 if window is None else (ahead > 0) | (ahead <= -window)
 
 
 class LayerCache:
     """One layer of all rows: its blocks, and the corrections of the rows that have one."""
 
-    def __init__(self, rows: list[RetainedLayer], settings: list[tuple[int | None, float]], room: int) -> None:
-        self.n_rows, self.n_heads = len(rows), len(rows[0].counts)
-        by_length: dict[int, list[tuple[int, tuple[Tensor, Tensor]]]] = defaultdict(list)
-        for r, layer in enumerate(rows):
-            for h, (k, v, _) in enumerate(layer.heads()):
-                by_length[k.shape[0]].append((r * self.n_heads + h, (k, v)))
-        self.blocks = [
-            Block.gather([segment for segment, _ in members], [part for _, part in members], room)
-            for _, members in sorted(by_length.items())
-        ]
-        self._prepared = {
-            r: layer.moments.finalise(order, partition)
-            for r, (layer, (order, partition)) in enumerate(zip(rows, settings, strict=True))
-            if layer.moments is not None and order is not None
-        }
-        self._stack()
+    def __init__(self, rows: list[dict[int, Segment]], rooms: list[int], like: Tensor, sliding: bool = False) -> None:
+        """rows: for each row its segments by head; rooms: how many new entries each row may append."""
+        self.n_rows, self.n_heads, self.like, self.sliding = len(rows), len(rows[0]), like, sliding
+        self.blocks: list[Block] = []
+        self.add({r * self.n_heads + h: segment for r, row in enumerate(rows) for h, segment in row.items()}, rooms)
+        self.corrections: dict[int, Correction] = {}
+        self.stack()
 
-    def _stack(self) -> None:
+    def add(self, segments: dict[int, Segment], rooms: list[int]) -> None:
+        """Put segments into new blocks, those of equal length and kind together."""
+        groups: dict[tuple, dict[int, Segment]] = defaultdict(dict)
+        for number, segment in segments.items():
+            kind = (isinstance(segment.keys, Quantized), segment.mass is not None)
+            groups[segment.keys.shape[0], rooms[number // self.n_heads], *kind][number] = segment
+        self.blocks += [Block.gather(members, key[1], self.like) for key, members in sorted(groups.items())]
+
+    def remove(self, rows: set[int]) -> None:
+        """Take the segments of these rows out, and out of memory."""
+        stay = {n: n for n in range(self.n_rows * self.n_heads) if n // self.n_heads not in rows}
+        self.blocks = [block for block in (b.only(stay) for b in self.blocks) if block is not None]
+
+    def stack(self) -> None:
         """One correction for all rows that have one, whatever their order and partition."""
-        self.corrected = torch.tensor(list(self._prepared), device=self.blocks[0].keys.device)
-        self.correction = Correction.stack(list(self._prepared.values())) if self._prepared else None
+        self._corrected = torch.tensor(list(self.corrections), device=self.like.device, dtype=torch.long)
+        self._correction = Correction.stack(list(self.corrections.values())) if self.corrections else None
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None) -> Tensor:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None, live: LayerLive | None = None
+    ) -> Tensor:
         """Store k, v [R, Hkv, T, d] and answer q [R, Hq, T, d] -> output [R, Hq, T, d]."""
         rows, hq, t, d = q.shape
-        flat = q.reshape(rows * self.n_heads, hq // self.n_heads, t, d)
-        k, v = k.reshape(-1, t, k.shape[-1]), v.reshape(-1, t, v.shape[-1])
-        scaled = flat * scaling
-        want_log_z = self.correction is not None
-        out = scaled.new_empty(*flat.shape[:3], v.shape[-1])
-        log_z = out.new_empty(flat.shape[:3], dtype=torch.float32) if want_log_z else None
+        k, v = k.reshape(-1, t, d), v.reshape(-1, t, d)
         for block in self.blocks:
             block.append(k, v)
-            part, part_z = block.attend(scaled[block.segments], t, window, want_log_z)
-            out[block.segments] = part
+        if live is not None:
+            live.saw(q)
+            if t == 1:  # algorithm 1 of MomentKV: evict, then attend
+                live.evict(self)
+        scaled = q.reshape(rows * self.n_heads, hq // self.n_heads, t, d) * scaling
+        want_log_z = self._correction is not None
+        out = torch.empty_like(scaled)
+        log_z = scaled.new_empty(scaled.shape[:3], dtype=torch.float32) if want_log_z else None
+        for block in self.blocks:
+            out[block.segments], part = block.attend(scaled[block.segments], window, want_log_z)
             if want_log_z:
-                log_z[block.segments] = part_z
+                log_z[block.segments] = part
         if want_log_z:
-            self._correct(q, out.view(rows, self.n_heads, -1, t, out.shape[-1]), log_z.view(rows, self.n_heads, -1, t))
-        return out.view(rows, hq, t, -1)
+            self._correct(q, out.view(rows, self.n_heads, -1, t, d), log_z.view(rows, self.n_heads, -1, t))
+        if live is not None and t > 1:
+            live.evict(self)
+        return out.view(rows, hq, t, d)
 
     def _correct(self, q: Tensor, out: Tensor, log_z: Tensor) -> None:
         """Mix the evicted part's estimate into out [R, Hkv, g, T, d], in place."""
-        grouped = q.reshape(out.shape[:-1] + q.shape[-1:])
-        rows = self.corrected
-        out[rows] = self.correction.apply(grouped[rows], out[rows], log_z[rows])
+        rows = self._corrected
+        out[rows] = self._correction.apply(q.reshape(out.shape)[rows], out[rows], log_z[rows])
 
     def select(self, rows: list[int]) -> None:
         """Keep only these rows, renumbered 0, 1, ...; the others leave memory."""
         h = self.n_heads
         renumber = {old * h + head: new * h + head for new, old in enumerate(rows) for head in range(h)}
         self.blocks = [block for block in (b.only(renumber) for b in self.blocks) if block is not None]
-        self._prepared = {new: self._prepared[old] for new, old in enumerate(rows) if old in self._prepared}
+        self.corrections = {new: self.corrections[old] for new, old in enumerate(rows) if old in self.corrections}
         self.n_rows = len(rows)
-        self._stack()
+        self.stack()
+
+    def row(self, row: int) -> list[tuple[Block, int]]:
+        """Where the heads of a row stand: (block, number in the block) of head 0, 1, ..."""
+        found = {}
+        for block in self.blocks:
+            for i, number in enumerate(block.numbers):
+                if number // self.n_heads == row:
+                    found[number % self.n_heads] = (block, i)
+        return [found[h] for h in range(self.n_heads)]
 
     @property
     def bytes(self) -> int:
-        """Bytes of keys and values, room for new tokens included."""
-        return sum(b.keys.nbytes + b.values.nbytes for b in self.blocks)
+        """Bytes held, room for new tokens included."""
+        return sum(b.bytes for b in self.blocks)
 
 
 class RowCache:
-    """The caches of several policies over one prompt, layer by layer; also the attention pass that decodes with them."""
+    """The caches of several policies over one prompt, layer by layer; also the attention pass that decodes with them.
 
-    def __init__(self, rows: list[Retained], room: int) -> None:
-        settings = [(row.policy.correction, row.policy.partition) for row in rows]
-        self.layers = [LayerCache([row.layers[i] for row in rows], settings, room) for i in range(len(rows[0].layers))]
+    Args:
+        rows: what each policy kept.
+        room: tokens that will be read.
+        live: evict while decoding; the rows of policies that can be evicted then need room for `live.every` tokens only.
+        state: the prompt's, needed with `live`.
+    """
+
+    def __init__(
+        self, rows: list[Retained], room: int, live: Live | None = None, state: PromptState | None = None
+    ) -> None:
         self.position = rows[0].n_tokens
         """Tokens that the rows have read so far: the next token's true position."""
+        self.layers: list[LayerCache] = []
+        self.lives: list[LayerLive | None] = []
+        for i in range(len(rows[0].layers)):
+            parts = [row.layers[i] for row in rows]
+            layer_live = None
+            if live is not None and not parts[0].sliding:
+                layer_live = LayerLive(live, state, i, rows)
+            evicting = layer_live.rows if layer_live else {}
+            rooms = [min(room, evicting[r].room + live.room) if r in evicting else room for r in range(len(rows))]
+            segments = [_segments(part, evicting[r].mass if r in evicting else None) for r, part in enumerate(parts)]
+            like = parts[0].keys if isinstance(parts[0].keys, Tensor) else parts[0].keys.scale
+            layer = LayerCache(segments, rooms, like, parts[0].sliding)
+            for r, (row, part) in enumerate(zip(rows, parts, strict=True)):
+                if part.moments is not None and row.policy.correction is not None:
+                    layer.corrections[r] = part.moments.finalise(row.policy.correction, row.policy.partition)
+            layer.stack()
+            self.layers.append(layer)
+            self.lives.append(layer_live)
         self._queries: list[list[Tensor]] | None = None
 
     def attend(self, layer, q, k, v, scaling, window):
         if self._queries is not None:
             self._queries[layer].append(q[0].clone())
-        return self.layers[layer].attend(q, k, v, scaling, window).transpose(1, 2)
+        return self.layers[layer].attend(q, k, v, scaling, window, self.lives[layer]).transpose(1, 2)
 
     def record(self) -> None:
         """From now on keep the queries of the first row."""
@@ -175,10 +289,30 @@ class RowCache:
 
     def select(self, rows: list[int]) -> None:
         """Keep only these rows, in this order."""
-        for layer in self.layers:
+        for layer, live in zip(self.layers, self.lives, strict=True):
             layer.select(rows)
+            if live is not None:
+                live.select(rows)
+
+    def entries(self, row: int) -> float:
+        """Entries a head that a row holds now, averaged over the layers that can be evicted."""
+        counts = [block.length for layer in self.layers if not layer.sliding for block, _ in layer.row(row)]
+        return sum(counts) / len(counts)
+
+    def held(self, row: int) -> Tensor:
+        """True positions that a row which evicts while decoding holds, those of all heads of all its layers together."""
+        return torch.cat([part for live in self.lives if live is not None for part in live.positions(row)])
+
+    def row_bytes(self, row: int) -> int:
+        """Bytes of the keys and values that a row holds now, without the room for new ones."""
+        return sum(block.used // len(block.numbers) for layer in self.layers for block, _ in layer.row(row))
 
     @property
     def bytes(self) -> int:
         """Bytes of keys and values, room for new tokens included."""
         return sum(layer.bytes for layer in self.layers)
+
+
+def _segments(layer: RetainedLayer, mass: list[Tensor] | None) -> dict[int, Segment]:
+    parts = (layer.keys.split(layer.counts), layer.values.split(layer.counts), mass or [None] * len(layer.counts))
+    return {head: Segment(*each) for head, each in enumerate(zip(*parts, strict=True))}

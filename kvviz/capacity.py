@@ -102,25 +102,26 @@ def capacity_of_sets(K: Tensor, V: Tensor, sets: Tensor) -> Tensor:
 
     Returns [3, S, H] float64, in nats, along the first axis as `CURVES`.
     """
-    K, V = K.double(), V.double()
-    sums = [
-        K.new_zeros(len(K), *shape) for shape in ((K.shape[-1],) * 2, (V.shape[-1],) * 2, (V.shape[-1], K.shape[-1]))
-    ]
-    grams: list[list[Tensor]] = [[], [], []]
-    before = torch.zeros_like(sets[0])
+    both = torch.cat((K, V), dim=-1).double()  # [H, N, d + dv]: its Gram matrix holds K'K, V'V and S
+    heads = torch.arange(len(both), device=both.device)[:, None]
+    gram = both.new_zeros(len(both), both.shape[-1], both.shape[-1])
+    grams, before = [], torch.zeros_like(sets[0])
     for now in sets:
-        changed = now ^ before
-        most = int(changed.sum(dim=1).max())
-        index = changed.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
-        sign = (now.double() - before.double()).gather(1, index)[..., None]  # 1 comes, -1 goes, 0 pads
-        k, v = (x.gather(1, index[..., None].expand(-1, -1, x.shape[-1])) for x in (K, V))
-        pairs = ((k * sign, k), (v * sign, v), (v * sign, k))
-        sums = [total + left.mT @ right for total, (left, right) in zip(sums, pairs, strict=True)]
-        for kept, total in zip(grams, sums, strict=True):
-            kept.append(total)
+        for changed, sign in ((now & ~before, 1), (before & ~now, -1)):
+            count = changed.sum(dim=1)
+            most = int(count.max())
+            if most == 0:
+                continue
+            index = changed.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
+            entries = both[heads, index]
+            if int(count.min()) < most:
+                entries = entries * changed.gather(1, index)[..., None]
+            gram = torch.baddbmm(gram, entries.mT, entries, alpha=sign)
+        grams.append(gram)
         before = now
-    kk, vv, S = (torch.stack(kept) for kept in grams)  # [S, H, ., .]
-    return torch.stack([_log_det(kk), _log_det(vv), _log_det(S @ S.mT)])
+    gram, d = torch.stack(grams), K.shape[-1]  # [S, H, d + dv, d + dv]
+    S = gram[..., d:, :d]
+    return torch.stack([_log_det(gram[..., :d, :d]), _log_det(gram[..., d:, d:]), _log_det(S @ S.mT)])
 
 
 def effective_rank(X: Tensor) -> Tensor:

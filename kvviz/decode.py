@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from kvviz.attention import running
 from kvviz.cache import RowCache
-from kvviz.evict import Retained
+from kvviz.metrics import kl_divergence
 
 FORWARD_TOKENS = 256
 """Tokens of a row that go through one forward (a long question, or teacher forcing); bounds the logits held at once."""
@@ -47,6 +47,9 @@ class Sampling:
         return choose
 
 
+GREEDY = Sampling()
+
+
 def forward(model: PreTrainedModel, cache: RowCache, tokens: Tensor, *, all_logits: bool = False) -> Tensor:
     """Send tokens [R, T] through the model with every row's own cache.
 
@@ -71,47 +74,75 @@ def forward(model: PreTrainedModel, cache: RowCache, tokens: Tensor, *, all_logi
     return torch.cat(parts, dim=1).float() if all_logits else logits[:, -1].float()
 
 
+@dataclass(frozen=True)
+class Step:
+    """One step of all rows.
+
+    Attributes:
+        tokens: row -> the token that it wrote, for the rows that are still writing.
+        kl: row -> nats, KL(row 0 || shadow) of the distributions that this step's tokens were drawn from.
+        active: the row that each row of the cache is, now.
+    """
+
+    tokens: dict[int, int]
+    kl: dict[int, float]
+    active: tuple[int, ...]
+
+
 def decode(
     model: PreTrainedModel,
-    rows: list[Retained],
+    cache: RowCache,
     question: list[int],
     first_logits: Tensor,
     *,
     max_new_tokens: int,
     eos: frozenset[int],
-    sampling: Sampling = Sampling(),
-) -> Iterator[dict[int, int]]:
+    sampling: Sampling = GREEDY,
+    shadows: int = 0,
+) -> Iterator[Step]:
     """Write from every row's cache in lockstep.
 
     Args:
-        rows: what each policy kept; all of the same prompt.
+        cache: of rows of one prompt, with room for question and answer; rows leave it when they end.
         question: ids that every row reads after eviction; empty if the prompt holds the question already.
         first_logits: [V] after the prompt's last token, used where there is no question.
         eos: ids that end a row; the ending id is part of the row's output.
+        shadows: the last rows do not write: they read what row 0 writes, to be compared with it step by step. They go when
+            it ends.
 
     Yields:
-        one dict a step, row number -> token id, of the rows that are still writing.
+        one Step after another. The cache then is as it was when these tokens were chosen.
     """
     if max_new_tokens < 1:
         return
-    cache = RowCache(rows, room=len(question) + max_new_tokens)
     choose = sampling.start()
+    active = list(range(cache.layers[0].n_rows))
+    first_shadow = len(active) - shadows
     if question:
-        logits = forward(model, cache, torch.tensor([question], device=model.device).expand(len(rows), -1))
+        logits = forward(model, cache, torch.tensor([question], device=model.device).expand(len(active), -1))
     else:
-        logits = first_logits[None].to(model.device).expand(len(rows), -1)
-    active = list(range(len(rows)))
+        logits = first_logits[None].to(model.device).expand(len(active), -1)
     for step in range(max_new_tokens):
-        tokens = choose(logits)
-        written = dict(zip(active, tokens.tolist(), strict=True))
-        yield written
-        going = [i for i, row in enumerate(active) if written[row] not in eos]
-        if not going or step == max_new_tokens - 1:
+        writing = [i for i, row in enumerate(active) if row < first_shadow]
+        tokens = choose(logits[writing] if shadows else logits)
+        written = dict(zip([active[i] for i in writing], tokens.tolist(), strict=True))
+        yield Step(written, _divergence(logits, active, first_shadow), tuple(active))
+        following = {row: written.get(row if row < first_shadow else 0) for row in active}
+        going = [i for i, row in enumerate(active) if following[row] is not None and following[row] not in eos]
+        if all(active[i] >= first_shadow for i in going) or step == max_new_tokens - 1:
             return
         if len(going) < len(active):
             cache.select(going)
-            tokens, active = tokens[going], [active[i] for i in going]
-        logits = forward(model, cache, tokens[:, None])
+            active = [active[i] for i in going]
+        logits = forward(model, cache, torch.tensor([[following[row]] for row in active], device=model.device))
+
+
+def _divergence(logits: Tensor, active: list[int], first_shadow: int) -> dict[int, float]:
+    shadows = [i for i, row in enumerate(active) if row >= first_shadow]
+    if not shadows or active[0] != 0:
+        return {}
+    values = kl_divergence(logits[:1], logits[shadows]).tolist()
+    return {active[i]: value for i, value in zip(shadows, values, strict=True)}
 
 
 def teacher_force(

@@ -18,9 +18,10 @@ import torch
 
 from kvviz import metrics
 from kvviz.cache import RowCache
-from kvviz.decode import Sampling, decode, teacher_force
+from kvviz.decode import FORWARD_TOKENS, Sampling, decode, teacher_force
 from kvviz.evict import Retained, evict
 from kvviz.exceptions import OutOfMemory
+from kvviz.live import Live
 from kvviz.models import Loaded, load_model
 from kvviz.policies.policy import Policy, policy
 from kvviz.prefill import Progress, prefill
@@ -32,6 +33,9 @@ STATE_BYTES = 2 << 30
 """Prompt states are kept up to this size together, the least recently used go first."""
 
 TOP_WORDS = 3
+
+RASTER_BINS, RASTER_STEPS = 300, 120
+"""How finely a run notes which positions are held while it evicts: parts of the sequence, and steps."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,7 @@ class Engine:
         seed: int = 0,
         answer: str = "",
         stop: bool = True,
+        evict_every: int | None = None,
     ) -> Iterator[Event]:
         """Write side by side under every policy. The full cache is always row 0, for comparison.
 
@@ -168,6 +173,8 @@ class Engine:
             temperature, seed: 0 is greedy; a seed serves all rows alike.
             answer: first words of the answer, read with the question.
             stop: rows end with the model's end token (False: always write max_new_tokens).
+            evict_every: also evict while decoding, back to the budget every so many tokens. The divergence is then measured
+                while writing, by a shadow of each policy that reads the full cache's output.
 
         Yields:
             Doing, Evicted, Token and at last Finished. Closing the iterator cancels.
@@ -178,7 +185,10 @@ class Engine:
         check_length(state.n_tokens + len(follow), max_new_tokens, self.loaded.positions)
         budgets = [budget] * len(policies) if isinstance(budget, int) else list(budget)
         chosen = [(policy("full"), state.n_tokens)]
-        chosen += [(p, b) for p, b in zip(policies, budgets, strict=True) if not p.keeps_all]
+        chosen += [(p, b) for p, b in zip(policies, budgets, strict=True) if p != chosen[0][0]]
+        if evict_every is not None:
+            Live(evict_every)
+            [p.scorer.while_decoding(evict_every) for p, _ in chosen]
         sampling = Sampling(temperature, seed)
         with _memory("writing"):
             if any("probes" in p.scorer.needs for p in policies) and state.layers[0].probes is None:
@@ -190,19 +200,26 @@ class Engine:
                 rows.append(self._row(state, kept[-1], entries))
                 yield Evicted(number, rows[-1])
             eos = self.loaded.eos_ids if stop else frozenset()
-            yield from self._write(state, kept, rows, follow, max_new_tokens, eos, sampling)
-            yield from self._compare(state, kept, rows, follow)
+            live = None
+            if evict_every is not None:
+                live = Live(evict_every, tuple(b for _, b in chosen), min(max(len(follow), 1), FORWARD_TOKENS))
+            yield from self._write(state, kept, rows, follow, max_new_tokens, eos, sampling, live)
+            for row in rows:
+                row.first_difference = metrics.first_difference(rows[0].token_ids, row.token_ids)
+            if live is None:
+                yield from self._compare(state, kept, rows, follow)
         config = self._config(state, question, answer, budgets, max_new_tokens, sampling)
-        yield Finished(Run(config, rows))
+        yield Finished(Run(config | {"evict_every": evict_every}, rows))
 
     def _with_probes(self, state, follow, max_new_tokens):
         """The oracle looks at the queries of the full cache's own continuation, which must be written first."""
         yield Doing(0.0, "Writing the full cache's output for the oracle")
         full = evict(state, policy("full"), state.n_tokens)
+        room = len(follow) + max_new_tokens
         eos = self.loaded.eos_ids
-        steps = decode(self.model, [full], follow, state.logits, max_new_tokens=max_new_tokens, eos=eos)
-        answer = [step[0] for step in steps]
-        cache = RowCache([full], room=len(follow) + len(answer))
+        steps = decode(self.model, RowCache([full], room), follow, state.logits, max_new_tokens=max_new_tokens, eos=eos)
+        answer = [step.tokens[0] for step in steps]
+        cache = RowCache([full], room)
         cache.record()
         for _ in teacher_force(self.model, cache, follow, state.logits, answer):
             pass
@@ -214,31 +231,68 @@ class Engine:
         row.seconds = {"prefill": state.seconds, "evict": kept.seconds, "decode": 0.0}
         return row
 
-    def _write(self, state, kept, rows, follow, max_new_tokens, eos, sampling) -> Iterator[Event]:
+    def _write(self, state, kept, rows, follow, max_new_tokens, eos, sampling, live) -> Iterator[Event]:
         began = time.perf_counter()
         shown = ["" for _ in rows]
         yield Doing(0.0, "Reading the question" if follow else "Writing")
+        shadows = kept[1:] if live else []
+        if live:
+            live = replace(live, budgets=live.budgets + live.budgets[1:])
+        cache = RowCache(kept + shadows, len(follow) + max_new_tokens, live, state)
         steps = decode(
-            self.model, kept, follow, state.logits, max_new_tokens=max_new_tokens, eos=eos, sampling=sampling
+            self.model,
+            cache,
+            follow,
+            state.logits,
+            max_new_tokens=max_new_tokens,
+            eos=eos,
+            sampling=sampling,
+            shadows=len(shadows),
         )
-        for step, written in enumerate(steps):
-            for number, token in written.items():
-                row = rows[number]
-                row.token_ids.append(token)
+        for number, step in enumerate(steps):
+            for row_number, token in step.tokens.items():
+                row = rows[row_number]
                 row.seconds["decode"] = time.perf_counter() - began
+                row.token_ids.append(token)
                 row.finish = "end" if token in eos else "length" if len(row.token_ids) == max_new_tokens else ""
-                row.text = self.tokenizer.decode(row.token_ids, skip_special_tokens=True)
-                ready = row.text.rstrip("\ufffd")  # the first bytes of an unfinished character
-                new, shown[number] = ready[len(shown[number]) :], max(ready, shown[number], key=len)
-                row.pieces.append(self.tokenizer.decode([token]))
-                yield Token(number, token, new)
-            yield Doing((step + 1) / max_new_tokens, f"Writing token {step + 1} of at most {max_new_tokens}")
+                yield Token(row_number, token, self._readable(row, shown, row_number))
+            for shadow, value in step.kl.items():
+                rows[shadow - len(shadows)].kl.append(value)
+            if live:
+                self._note_cache(
+                    cache, step, number, rows, state.n_tokens + len(follow) + max_new_tokens, max_new_tokens
+                )
+            yield Doing((number + 1) / max_new_tokens, f"Writing token {number + 1} of at most {max_new_tokens}")
+
+    def _readable(self, row: Row, shown: list[str], number: int) -> str:
+        """What the newest token adds to the text that can be read (a character may take several tokens)."""
+        row.text = self.tokenizer.decode(row.token_ids, skip_special_tokens=True)
+        row.pieces.append(self.tokenizer.decode([row.token_ids[-1]]))
+        ready = row.text.rstrip("\ufffd")
+        new = ready[len(shown[number]) :]
+        shown[number] += new
+        return new
+
+    def _note_cache(self, cache, step, number, rows, total, max_new_tokens) -> None:
+        """What each row that is writing holds now."""
+        bins = min(RASTER_BINS, total)
+        for index, which in enumerate(step.active):
+            if which not in step.tokens:
+                continue
+            row = rows[which]
+            row.entries_by_step.append(cache.entries(index))
+            row.bytes_by_step.append(cache.row_bytes(index))
+            if which > 0 and number % max(1, max_new_tokens // RASTER_STEPS) == 0:
+                held = cache.held(index)
+                heads = sum(len(live.positions(index)) for live in cache.lives if live is not None)
+                counts = torch.bincount(held * bins // total, minlength=bins)
+                size = torch.bincount(torch.arange(total) * bins // total, minlength=bins).to(counts.device)
+                row.raster_steps.append(number)
+                row.raster.append([round(share, 3) for share in (counts / (size * heads)).tolist()])
 
     def _compare(self, state, kept, rows, follow) -> Iterator[Event]:
         """Measure every row along the full cache's own output, and keep the full cache's queries as probes."""
         answer = rows[0].token_ids
-        for row in rows:
-            row.first_difference = metrics.first_difference(answer, row.token_ids)
         cache = RowCache(kept, room=len(follow) + len(answer))
         cache.record()
         done = 0

@@ -12,6 +12,7 @@ from kvviz import budget as budgets
 from kvviz.allocation import keep
 from kvviz.moments import Moments
 from kvviz.policies.policy import Policy
+from kvviz.quantize import Quantized, entry_bytes
 from kvviz.state import LayerState, PromptState
 
 
@@ -27,8 +28,8 @@ class RetainedLayer:
         sliding: a sliding-window layer, left alone.
     """
 
-    keys: Tensor
-    values: Tensor
+    keys: Tensor | Quantized
+    values: Tensor | Quantized
     positions: Tensor
     counts: tuple[int, ...]
     moments: Moments | None = None
@@ -86,7 +87,7 @@ def evict(state: PromptState, policy: Policy, budget: int, scores: list[Tensor |
     began = time.perf_counter()
     budget, n = budgets.check_entries(budget), state.n_tokens
     if policy.keeps_all or budget >= n:
-        layers = tuple(_whole(layer) for layer in state.layers)
+        layers = tuple(_whole(layer, policy.bits) for layer in state.layers)
         return Retained(policy, n, n, layers, time.perf_counter() - began)
     scores = scores or score_layers(state, policy)
     layers = tuple(
@@ -128,6 +129,8 @@ def entries_within(state: PromptState, policy: Policy, n_bytes: int) -> int:
     heads, _, d = open_layers[0].keys.shape
     moments = 0 if policy.correction is None else budgets.moments_bytes(d, second=policy.partition > 0)
     itemsize = open_layers[0].keys.element_size()
+    if policy.bits == 4:
+        itemsize = entry_bytes(d, itemsize) / d
     return min(budgets.from_bytes(n_bytes - sliding, len(open_layers), heads, d, itemsize, moments), state.n_tokens)
 
 
@@ -137,24 +140,29 @@ def keep_mask(layer: LayerState, policy: Policy, scores: Tensor, budget: int, pr
     return keep(policy.scorer.refine(layer, scores, counts, protected), counts, protected)
 
 
-def _whole(layer: LayerState) -> RetainedLayer:
+def _whole(layer: LayerState, bits: int = 16) -> RetainedLayer:
     heads, stored, d = layer.keys.shape
     first = 0 if not layer.sliding else max(0, layer.total_tokens - stored)
     positions = torch.arange(first, first + stored, device=layer.keys.device).repeat(heads)
     flat = (layer.keys.reshape(-1, d), layer.values.reshape(-1, d))
+    if bits == 4 and not layer.sliding:
+        flat = tuple(Quantized.of(each) for each in flat)
     return RetainedLayer(*flat, positions, (stored,) * heads, sliding=layer.sliding)
 
 
 def _cut(layer: LayerState, policy: Policy, scores: Tensor, budget: int, protected: Tensor) -> RetainedLayer:
     mask = keep_mask(layer, policy, scores, budget, protected)
+    keys, values = layer.keys[mask], layer.values[mask]
+    if policy.bits == 4:
+        keys, values = Quantized.of(keys), Quantized.of(values)
     moments = None
     if policy.correction is not None:
         heads, _, d = layer.keys.shape
         moments = Moments(heads, d, scaling=layer.scaling, second=policy.partition > 0, device=layer.keys.device)
         moments.add(layer.keys, layer.values, mask=~mask)
     return RetainedLayer(
-        keys=layer.keys[mask],
-        values=layer.values[mask],
+        keys=keys,
+        values=values,
         positions=mask.nonzero()[:, 1],
         counts=tuple(mask.sum(dim=1).tolist()),
         moments=moments,

@@ -55,6 +55,9 @@ class Busy(KvvizError):
     """Too many jobs are waiting."""
 
 
+WAITING = Doing(0.0, "Waiting")
+
+
 @dataclass
 class Job:
     """A request on its way. Any thread may read it and call `cancel`.
@@ -72,7 +75,7 @@ class Job:
     alive: Callable[[], bool]
     status: str = QUEUED
     events: list[Event] = field(default_factory=list)
-    doing: Doing = Doing(0.0, "Waiting")
+    doing: Doing = WAITING
     error: str = ""
     submitted: float = field(default_factory=time.monotonic)
     started: float = 0.0

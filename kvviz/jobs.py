@@ -89,6 +89,7 @@ class Generate:
     temperature: float = 0.0
     seed: int = 0
     stop: bool = True
+    evict_every: int | None = None
 
     def run(self, engine: Engine, progress: Progress) -> Iterator[Event]:
         """Prefill, evict, write, compare."""
@@ -106,4 +107,5 @@ class Generate:
             seed=self.seed,
             answer="" if self.prompt.seen else self.prompt.answer,
             stop=self.stop,
+            evict_every=self.evict_every,
         )

@@ -27,6 +27,9 @@ class Row:
         head_counts: entries of each layer and head.
         seconds: prefill, evict, decode. Rows decode together: decode is the time until this row ended.
         settings: all of the policy's options.
+        entries_by_step, bytes_by_step: what the row held when each token was chosen; only with eviction while decoding.
+        raster_steps, raster: at some steps, the share of heads that hold each of up to RASTER_BINS equal parts of the
+            sequence (of `config["raster_tokens"]` tokens); only with eviction while decoding.
     """
 
     policy: str
@@ -48,6 +51,10 @@ class Row:
     recent: int = 0
     head_counts: list[list[int]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    entries_by_step: list[float] = field(default_factory=list)
+    bytes_by_step: list[int] = field(default_factory=list)
+    raster_steps: list[int] = field(default_factory=list)
+    raster: list[list[float]] = field(default_factory=list)
 
     @property
     def tokens_per_second(self) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from kvviz.moments import Moments
 from kvviz.rotary import Rotary
 
 SKIPPED_QUERIES = 4
@@ -34,7 +35,9 @@ class LayerState:
             only after a run. The oracle and the error measures need them.
         sliding: a sliding-window layer. It is never evicted; keys and values are its last `window` tokens.
         index: the layer's number in the model.
-        total_tokens: tokens that the layer has read; more than N only where a sliding window dropped some.
+        total_tokens: tokens that the layer has read; more than N where some have left (sliding window, live eviction).
+        positions: [Hkv, N] true positions of the entries; None where they are 0 ... N - 1.
+        moments: statistics of what was evicted before, where a policy evicts again while decoding.
     """
 
     keys: Tensor
@@ -50,6 +53,8 @@ class LayerState:
     sliding: bool = False
     index: int = 0
     total_tokens: int = 0
+    positions: Tensor | None = None
+    moments: Moments | None = None
 
     @property
     def groups(self) -> int:

@@ -79,7 +79,7 @@ def test_sessions_take_turns(host, spec):
         gate.wait(30)
         yield Doing(1.0, "held")
 
-    host.submit(Scripted(spec, hold), "z").started
+    host.submit(Scripted(spec, hold), "z")
     greedy = [host.submit(Scripted(spec, script("a")), "a") for _ in range(4)]
     late = host.submit(Scripted(spec, script("b")), "b")
     assert [host.place(job) for job in [*greedy, late]] == [1, 3, 4, 5, 2]

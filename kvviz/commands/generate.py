@@ -22,7 +22,9 @@ HELP = "Generate under several policies side by side."
 
 def add_model_arguments(parser: ArgumentParser) -> None:
     """Which model, and where."""
-    parser.add_argument("--model", default=default_name(), help="name, Hugging Face id, local folder or .gguf file")
+    parser.add_argument(
+        "--model", help="name, Hugging Face id, local folder or .gguf file; by default the default model"
+    )
     parser.add_argument("--device", help="cuda, cuda:1, mps, cpu or auto; by default the best there is")
     parser.add_argument("--dtype", help="bf16, fp16 or fp32; by default bf16 on GPUs, fp32 on the CPU")
 
@@ -50,6 +52,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--evict-every", type=int, metavar="N", help="also evict while decoding, every N tokens")
     parser.add_argument("--no-stop", action="store_true", help="go on after the model's end token")
     parser.add_argument("--json", type=Path, metavar="OUT.json", help="write the run here")
     parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
@@ -58,6 +61,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> None:
     """Load, run, print, write."""
     text = read_text(options.context.read_bytes())
+    options.model = options.model or default_name()
     policies = tuple(read_policy(each, options) for each in options.policy)
     tell = _silent if options.quiet else _tell
     engine = load(options.model, options.device, options.dtype, tell)
@@ -74,6 +78,7 @@ def run(options: Namespace) -> None:
         temperature=options.temperature,
         seed=options.seed,
         stop=not options.no_stop,
+        evict_every=options.evict_every,
     )
     for event in request.run(engine, tell):
         if isinstance(event, Doing):

@@ -48,8 +48,13 @@ def window_attention(layer: LayerState, window: int) -> Tensor:
     check_window(window)
     logits = attention_logits(layer, layer.queries[:, -window:])
     w = logits.shape[1]
-    later = torch.ones(w, w, dtype=torch.bool, device=logits.device).triu(1)
-    logits[..., -w:].masked_fill_(later, float("-inf"))
+    if layer.positions is None:
+        later = torch.ones(w, w, dtype=torch.bool, device=logits.device).triu(1)
+        logits[..., -w:].masked_fill_(later, float("-inf"))
+    else:  # entries have left before: slots are not positions
+        asked_at = torch.arange(layer.total_tokens - w, layer.total_tokens, device=logits.device)
+        later = layer.positions[:, None] > asked_at[:, None]  # [Hkv, w, N]
+        by_group(logits, layer).masked_fill_(later[:, None], float("-inf"))
     return logits.softmax(dim=-1)
 
 

@@ -51,10 +51,24 @@ class Scorer:
     """Read it on an instance: where it follows an option (SnapKV's window), it is a property."""
     needs: ClassVar[frozenset[str]] = frozenset()
     """Of "attention_mass" (prefill must be asked for it), "probes" (only after a run)."""
+    uses_moments: ClassVar[bool] = False
+    """Whether its score looks at the statistics of what was evicted before (`LayerState.moments`)."""
 
     def score(self, layer: LayerState) -> Tensor:
         """Scores [Hkv, N] of one layer, higher = keep; float32 for a cache of any dtype but float64."""
         raise NotImplementedError
+
+    def while_decoding(self, every: int) -> Scorer:
+        """The scorer that stands in for this one when entries are evicted every `every` decoding steps.
+
+        Raises:
+            ValueError: the method cannot evict while decoding.
+        """
+        if "probes" in self.needs:
+            raise ValueError(
+                f"{self.title} knows only queries that were recorded before: it cannot evict while decoding."
+            )
+        return self
 
     def refine(self, layer: LayerState, scores: Tensor, counts: Tensor, protected: Tensor) -> Tensor:
         """Scores [Hkv, N] once the number of entries to keep is known.

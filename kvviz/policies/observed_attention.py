@@ -29,4 +29,6 @@ class ObservedAttention(Scorer):
     def score(self, layer: LayerState) -> Tensor:
         """The mass over the queries that can see the key, N for the first and 1 for the last, [Hkv, N]."""
         mass = received_mass(layer)
-        return mass / torch.arange(mass.shape[-1], 0, -1, device=mass.device)
+        if layer.positions is None:
+            return mass / torch.arange(mass.shape[-1], 0, -1, device=mass.device)
+        return mass / (layer.total_tokens - layer.positions)

@@ -31,7 +31,7 @@ class Policy:
     """
 
     scorer: Scorer
-    allocation: Uniform | Pyramid | Adaptive = Uniform()
+    allocation: Uniform | Pyramid | Adaptive
     sinks: int = 0
     recent: float = 0
     correction: int | None = None

@@ -95,7 +95,7 @@ def score(
     probes: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
-    """A method's scores on plain tensors, no model; float64 tensors are worked on in float64.
+    """A method's scores on plain tensors, no model; float64 stays float64, but for the attention mass.
 
     Args:
         name: of the registry.
