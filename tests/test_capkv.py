@@ -99,6 +99,16 @@ def test_log_leverage_in_any_range_of_weights(spread, offset, kind):
     torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-9)
 
 
+def test_log_leverage_looks_beyond_near_copies():
+    """The largest values differ by 1e-8 of their size only; a basis of them would lose all digits."""
+    draw = torch.Generator().manual_seed(2)
+    values = torch.randn(40, 4, generator=draw, dtype=torch.float64)
+    values[:20] = 10 + 1e-8 * values[:20]
+    log_weights = torch.zeros(40, dtype=torch.float64)
+    expected = exact_log_leverage(values, log_weights)
+    torch.testing.assert_close(log_leverage(values[None], log_weights[None])[0], expected, rtol=1e-9, atol=1e-9)
+
+
 def test_the_paper_variant_never_overflows():
     for dtype in (torch.float32, torch.bfloat16):
         given = tensors(n=200, d=16, dtype=dtype)
@@ -210,14 +220,12 @@ def test_tau_moves_the_choice_towards_the_expected_query():
 
 
 def test_quadratic_forms_outlive_a_float32_factor_that_fails():
-    """Sums so large that the identity is rounded away in float32: it is done again in float64."""
-    value = torch.full((1, 4000, 3), 300.0) + torch.randn(1, 4000, 3, generator=torch.Generator().manual_seed(0)) * 1e-4
-    weights = torch.ones(1, 1, 4000)
-    ours = quadratic_forms(value, weights)
-    expected = quadratic_forms(value.double(), weights.double())
-    assert ours.dtype == torch.float32
-    assert torch.linalg.cholesky_ex(value[0].T @ value[0] + torch.eye(3)).info > 0
-    torch.testing.assert_close(ours.double(), expected, rtol=1e-3, atol=0)
+    """1e8 + 1 is 1e8 in float32, so A has no Cholesky factor there; it is done again in float64."""
+    value, weights = torch.full((1, 1, 2), 1e4), torch.ones(1, 1, 1)
+    assert torch.linalg.cholesky_ex(value.mT @ value + torch.eye(2)).info > 0
+    forms = quadratic_forms(value, weights)
+    assert forms.dtype == torch.float32
+    torch.testing.assert_close(forms, torch.full((1, 1, 1), 2e8 / (1 + 2e8)))
 
 
 # --- greedy -------------------------------------------------------------------------------------------------

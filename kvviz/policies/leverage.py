@@ -13,9 +13,6 @@ from torch import Tensor
 DEPENDENT = 1e-10
 """A value is a combination of others when less than this share of it is left after they are eliminated."""
 
-SLACK = 14.0
-"""Pivots may be smaller than the best by this power of e (in squares): a factor of 1,000."""
-
 
 def quadratic_forms(values: Tensor, weights: Tensor) -> Tensor:
     """v_i' A^-1 v_i, with one A for each weighting of a head's values.
@@ -60,9 +57,9 @@ def log_leverage(values: Tensor, log_weights: Tensor) -> Tensor:
     values, log_weights = _double(values), _double(log_weights)
     rows = torch.cat((values, torch.eye(d).to(values).expand(heads, d, d)), dim=1)
     log_weights = torch.cat((log_weights, log_weights.new_zeros(heads, d)), dim=1)
-    size, order = (log_weights + 2 * rows.abs().amax(dim=-1).log()).sort(dim=1, descending=True)
+    order = (log_weights + 2 * rows.abs().amax(dim=-1).log()).argsort(dim=1, descending=True)
     rows, log_w = rows.gather(1, order[..., None].expand(-1, -1, d)), log_weights.gather(1, order)
-    lower, pivot_log_w = _factorise(rows, log_w, size)
+    lower, pivot_log_w = _factorise(rows, log_w)
     half_ratio = (log_w[..., None] - pivot_log_w[:, None]) / 2
     half_ratio.masked_fill_(lower == 0, float("-inf"))
     scale = half_ratio.amax(dim=-1, keepdim=True).clamp_min(-1e300)  # apart, so that no leverage underflows
@@ -74,38 +71,36 @@ def log_leverage(values: Tensor, log_weights: Tensor) -> Tensor:
     return torch.empty_like(leverage).scatter_(1, order, leverage)[:, :n]
 
 
-def _factorise(rows: Tensor, log_w: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
-    """L [H, M, d] of rows [H, M, d], sorted by weighted size, and the log weights of its pivot rows [H, d].
-
-    Pivots are sought among the first 2 d rows, or more where those left out are much larger than the last pivots.
-    """
+def _factorise(rows: Tensor, log_w: Tensor) -> tuple[Tensor, Tensor]:
+    """L [H, M, d] of rows [H, M, d], in order of weighted size, and the log weights of its pivot rows [H, d]."""
     tried = 2 * rows.shape[-1]
-    while True:
-        lower, upper, chosen, left = _eliminate(rows[:, :tried].clone(), log_w[:, :tried])
-        if tried >= rows.shape[1] or (left > size[:, tried] - SLACK).all():
-            break
+    while True:  # the first 2 d rows mostly have d independent ones among them
+        lower, upper, chosen, complete = _eliminate(rows[:, :tried].clone(), log_w[:, :tried])
+        if complete or tried >= rows.shape[1]:
+            lower = torch.cat((lower, rows[:, tried:] @ torch.linalg.inv(upper)), dim=1)
+            return lower, log_w.gather(1, chosen)
         tried *= 2
-    lower = torch.cat((lower, rows[:, tried:] @ torch.linalg.inv(upper)), dim=1)
-    return lower, log_w.gather(1, chosen)
 
 
-def _eliminate(left: Tensor, log_w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gaussian elimination of [H, M, d] in place: L [H, M, d], U [H, d, d], pivot rows [H, d], smallest size [H]."""
+def _eliminate(left: Tensor, log_w: Tensor) -> tuple[Tensor, Tensor, Tensor, bool]:
+    """Gaussian elimination of [H, M, d] in place: L [H, M, d], U [H, d, d], pivot rows [H, d]; were all found?"""
     heads = torch.arange(left.shape[0], device=left.device)
     negligible = DEPENDENT * left.abs().amax(dim=-1)
-    lower, upper, chosen, sizes = [], [], [], []
+    lower, upper, chosen = [], [], []
     for _ in range(left.shape[-1]):
         largest = left.abs().amax(dim=-1)
         spent = largest <= negligible  # what is left of such a row is rounding
-        size, row = (log_w + 2 * largest.log()).masked_fill(spent, float("-inf")).max(dim=-1)
+        row = (log_w + 2 * largest.log()).masked_fill(spent, float("-inf")).argmax(dim=-1)
         pivot = left[heads, row]  # [H, d]
         column = pivot.abs().argmax(dim=-1)
         share = (left[heads, :, column] / pivot[heads, column][:, None]).masked_fill(spent, 0)
         left.baddbmm_(share[..., None], pivot[:, None], alpha=-1)
         left[heads, row] = 0
-        for parts, part in ((lower, share), (upper, pivot), (chosen, row), (sizes, size)):
-            parts.append(part)
-    return torch.stack(lower, dim=2), torch.stack(upper, dim=1), torch.stack(chosen, dim=1), torch.stack(sizes).amin(0)
+        lower.append(share)
+        upper.append(pivot)
+        chosen.append(row)
+    complete = not spent.all(dim=-1).any()  # a head without a pivot stays without one
+    return torch.stack(lower, dim=2), torch.stack(upper, dim=1), torch.stack(chosen, dim=1), bool(complete)
 
 
 def _double(x: Tensor) -> Tensor:
