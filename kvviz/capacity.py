@@ -60,11 +60,11 @@ def mutual_information(K: Tensor, V: Tensor, query_cov: Tensor, noise: float | T
         noise = noise[..., None, None] * torch.eye(S.shape[-2], dtype=torch.float64, device=S.device)
     root = torch.linalg.cholesky(noise)  # Sigma_noise = root root'
     S = torch.linalg.solve_triangular(root, S, upper=False)
-    return 0.5 * _log_det(S @ query_cov.double() @ S.mT)
+    return 0.5 * _log_det(S @ _exact(query_cov) @ S.mT)
 
 
 def capacity_curve(K: Tensor, V: Tensor, order: Tensor, budgets: Sequence[int]) -> Tensor:
-    """The three capacities of the first b entries of an order, for every budget b, in one pass over the entries.
+    """The three capacities of the first b entries of an order, for every budget b.
 
     Args:
         K, V: [H, N, d] and [H, N, dv].
@@ -76,19 +76,11 @@ def capacity_curve(K: Tensor, V: Tensor, order: Tensor, budgets: Sequence[int]) 
     wanted = [int(b) for b in budgets]
     if not wanted or min(wanted) < 0 or max(wanted) > order.shape[1]:
         raise ValueError(f"budgets {wanted} must lie between 0 and the {order.shape[1]} ordered entries")
-    keys, values = (take(x, order[:, : max(wanted)]).double() for x in (K, V))
     cuts = sorted(set(wanted))
-    d, dv = K.shape[-1], V.shape[-1]
-    sums = [keys.new_zeros(len(K), *shape) for shape in ((d, d), (dv, dv), (dv, d))]  # K'K, V'V, S so far
-    grams: list[list[Tensor]] = [[], [], []]
-    for start, stop in zip([0, *cuts[:-1]], cuts, strict=True):
-        k, v = keys[:, start:stop], values[:, start:stop]
-        sums = [total + part for total, part in zip(sums, (k.mT @ k, v.mT @ v, v.mT @ k), strict=True)]
-        for kept, total in zip(grams, sums, strict=True):
-            kept.append(total)
-    kk, vv, S = (torch.stack(kept) for kept in grams)  # [len(cuts), H, ., .]
-    curve = torch.stack([_log_det(kk), _log_det(vv), _log_det(S @ S.mT)])
-    return curve[:, [cuts.index(b) for b in wanted]]
+    sets = torch.zeros(len(cuts), *K.shape[:2], dtype=torch.bool, device=K.device)
+    for kept, cut in zip(sets, cuts, strict=True):
+        kept.scatter_(1, order[:, :cut], True)
+    return capacity_of_sets(K, V, sets)[:, [cuts.index(b) for b in wanted]]
 
 
 def capacity_of_sets(K: Tensor, V: Tensor, sets: Tensor) -> Tensor:
@@ -102,8 +94,8 @@ def capacity_of_sets(K: Tensor, V: Tensor, sets: Tensor) -> Tensor:
 
     Returns [3, S, H] float64, in nats, along the first axis as `CURVES`.
     """
-    both = torch.cat((K, V), dim=-1).double()  # [H, N, d + dv]: its Gram matrix holds K'K, V'V and S
-    heads = torch.arange(len(both), device=both.device)[:, None]
+    both = _exact(torch.cat((K, V), dim=-1))  # [H, N, d + dv]: its Gram matrix holds K'K, V'V and S
+    sets = sets.to(both.device)
     gram = both.new_zeros(len(both), both.shape[-1], both.shape[-1])
     grams, before = [], torch.zeros_like(sets[0])
     for now in sets:
@@ -113,7 +105,7 @@ def capacity_of_sets(K: Tensor, V: Tensor, sets: Tensor) -> Tensor:
             if most == 0:
                 continue
             index = changed.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
-            entries = both[heads, index]
+            entries = take(both, index)
             if int(count.min()) < most:
                 entries = entries * changed.gather(1, index)[..., None]
             gram = torch.baddbmm(gram, entries.mT, entries, alpha=sign)
@@ -137,7 +129,12 @@ def effective_rank(X: Tensor) -> Tensor:
 
 def _gram(left: Tensor, right: Tensor) -> Tensor:
     """sum over the entries of left_i right_i': [..., n, a], [..., n, b] -> [..., a, b] float64."""
-    return left.double().mT @ right.double()
+    return _exact(left).mT @ _exact(right)
+
+
+def _exact(x: Tensor) -> Tensor:
+    """x in float64, on the CPU where the device has none (MPS)."""
+    return (x.cpu() if x.device.type == "mps" else x).double()
 
 
 def _log_det(positive: Tensor) -> Tensor:

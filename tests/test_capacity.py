@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from kvviz.capacity import (
     capacity_curve,
+    capacity_of_sets,
     effective_rank,
     joint_capacity,
     key_capacity,
@@ -96,6 +97,18 @@ def test_curve_is_the_capacity_of_every_prefix():
             close(curve[:, column, h], torch.stack(expected))
     with pytest.raises(ValueError, match="between 0 and the 40"):
         capacity_curve(k, v, order, [41])
+
+
+def test_sets_need_not_be_nested_nor_of_equal_size():
+    k, v = random(3, 40, 6), random(3, 40, 5, seed=1)
+    sets = random(5, 3, 40, seed=2) > torch.tensor([0.0, 1, -1])[:, None]
+    sets[3] = False
+    found = capacity_of_sets(k, v, sets)
+    for s in range(5):
+        for h in range(3):
+            kept = sets[s, h]
+            expected = [key_capacity(k[h, kept]), output_capacity(v[h, kept]), joint_capacity(k[h, kept], v[h, kept])]
+            close(found[:, s, h], torch.stack(expected))
 
 
 def test_low_precision_input_is_computed_in_float64():

@@ -59,6 +59,17 @@ def test_score_is_attention_times_the_values_norm():
     )
 
 
+def test_score_on_a_live_cache_goes_on_from_what_was_evicted_before():
+    state = layer(50)
+    moments = Moments(2, 8, scaling=0.4).add(state.keys[:, :9] + 1, state.values[:, :9])
+    scores = MomentKV(window=8).score(replace(state, moments=moments))
+    expected = alpha(state) * moments.residual(state.keys, state.values).norm(dim=-1)
+    torch.testing.assert_close(scores, expected, atol=1e-12, rtol=0)
+    step = MomentKV(window=8).while_decoding(1)
+    assert step.window == 1 and MomentKV(window=8).while_decoding(512).window == 8
+    assert torch.equal(step.refine(state, scores, torch.tensor([49, 49]), ends(50)), scores)
+
+
 def brute_rounds(state, head, losses, free, block, rounds):
     """Whole blocks by the mean score of their members, statistics between rounds, the last block in part."""
     a, moments = alpha(state)[head], Moments((), state.keys.shape[2], scaling=state.scaling)

@@ -78,9 +78,10 @@ class MomentKV(Scorer):
         """The order in which entries leave, as scores [Hkv, N].
 
         Evicted entries get whole numbers below 0, from the first to leave (the lowest) to the last (-1). The others keep theirs.
+        In one batch without blocks the scores are that order already, and come back as they are.
         """
         if self.order_of_eviction == "one batch" and self.block == 1:
-            return scores  # they are the order already
+            return scores
         free = (~protected).nonzero()[:, 0]
         losses = (layer.n_tokens - counts).clamp(max=len(free))  # [Hkv]; beyond that only protected entries are left
         if not int(losses.max()):
