@@ -112,59 +112,59 @@ class _Blocks:
         heads, _, self.d = layer.keys.shape
         index = torch.cat((free, free[-1:].expand(-len(free) % block)))
         self.position = index.view(-1, block)
-        self.real = (torch.arange(len(index), device=free.device) < len(free)).view(-1, block).repeat(heads, 1, 1)
-        self.alpha = alpha[:, self.position]
+        self.real = (torch.arange(len(index), device=free.device) < len(free)).view(-1, block)
+        self.size = self.real.sum(1).repeat(heads, 1)  # [H, blocks], 0 once a block has gone
+        self.alpha = alpha[:, self.position] * self.real
         pairs = torch.cat((precise(layer.keys), precise(layer.values)), dim=-1).index_select(1, index)
         self.pairs = pairs.view(heads, *self.position.shape, -1)  # keys and values, [H, blocks, block, d + dv]
         self.open = torch.arange(len(self.position), device=free.device).expand(heads, -1)
-        self.open_pairs, self.score = self.pairs, torch.empty_like(self.alpha)
-        self.started = False
+        self.open_pairs, self.open_alpha, self.score = self.pairs, self.alpha, torch.empty_like(self.alpha)
         self.gone = torch.zeros(heads, 1, dtype=torch.int64, device=free.device)
         self.moments = Moments(heads, self.d, scaling=layer.scaling, dtype=pairs.dtype, device=free.device)
+        self.started = False
 
     def evict(self, target: Tensor, split: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Go on, lowest blocks first, until `target` [H] entries have left each head, or rather the last whole block before.
 
         Args:
-            split: whether the next block goes in part, so that the target is met exactly.
+            split: whether the next block goes in part, so that the target is met exactly; nothing can leave after that.
 
         Returns leaving [H, m] bool, position [H, m] and rank [H, m] (0 is the first that ever left) of m candidates.
         """
         self._update_scores()
-        self.started = True
-        size = self.real.sum(-1)
-        mean = (self.score * self.real).sum(-1) / size
-        order = mean.masked_fill(size == 0, torch.inf).argsort(dim=1, stable=True)
-        size = size.gather(1, order)
+        mean = (self.score.sum(2) / self.size).masked_fill(self.size == 0, torch.inf)
+        order = mean.argsort(dim=1, stable=True)
+        size = self.size.gather(1, order)
         end = size.cumsum(1)
         quota = target[:, None] - self.gone
         if not split:
             quota = end.masked_fill(end > quota, 0).amax(1, keepdim=True)
         start = end - size
-        most = int(((start < quota) & (size > 0)).sum(1).max())
-        taken = order[:, :most]
-        real = take(self.real, taken)
+        goes = start < quota
+        most = int(goes.sum(1).max())
+        taken, start, goes = order[:, :most], start[:, :most], goes[:, :most]
+        real = self.real[taken]
         member = take(self.score, taken).masked_fill(~real, torch.inf).argsort(dim=2, stable=True).argsort(dim=2)
-        rank = start[:, :most, None] + member
-        leaving = real & (rank < quota[..., None])
-        self.moments.add(*self._entries(take(self.pairs, taken)), mask=leaving.flatten(1))
-        result = leaving.flatten(1), self.position[taken].flatten(1), (rank + self.gone[..., None]).flatten(1)
+        rank = start[..., None] + member
+        leaving = (real & (rank < quota[..., None])).flatten(1)
+        self.moments.add(*self._entries(take(self.pairs, taken)), mask=leaving)
+        result = leaving, self.position[taken].flatten(1), (rank + self.gone[..., None]).flatten(1)
         self.gone = self.gone + quota
-        self.real.scatter_(1, taken[..., None].expand_as(real), real & ~leaving)
+        self.size.scatter_(1, taken, size[:, :most].masked_fill(goes, 0))
         return result
 
     def _update_scores(self) -> None:
         """alpha_j ||r_j|| of the open blocks with the statistics as they are; blocks that have gone are closed first."""
-        left = self.real.any(2)
+        left = self.size > 0
         most = int(left.sum(1).max())
         if most < 0.8 * self.open.shape[1]:
             self.open = left.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
-            self.open_pairs = take(self.pairs, self.open)
+            self.open_pairs, self.open_alpha = take(self.pairs, self.open), take(self.alpha, self.open)
         keys, values = self._entries(self.open_pairs)
         residual = self.moments.residual(keys, values) if self.started else values
-        size = residual.norm(dim=-1).unflatten(1, (-1, self.position.shape[1]))
-        where = self.open[..., None].expand_as(size)
-        self.score.scatter_(1, where, size * self.alpha.gather(1, where))
+        score = self.open_alpha * residual.norm(dim=-1).view(self.open_alpha.shape)
+        self.score.scatter_(1, self.open[..., None].expand_as(score), score)
+        self.started = True
 
     def _entries(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Blocks [H, m, block, d + dv] -> keys [H, m block, d] and values [H, m block, dv]."""
