@@ -19,8 +19,8 @@ from transformers import AttentionInterface, PreTrainedModel
 
 NAME = "kvviz"
 
-MASS_CHUNK = 256
-"""Queries whose attention weights are held at once when attention mass is summed."""
+MASS_BYTES = {"cpu": 3 << 19, "cuda": 256 << 20, "mps": 64 << 20}
+"""Bytes of attention weights held at once when attention mass is summed: what stays in a CPU's cache, or fills a GPU."""
 
 
 class Pass(Protocol):
@@ -86,7 +86,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, scaling: float, window: in
 def attention_mass(q: Tensor, k: Tensor, scaling: float) -> Tensor:
     """Attention that each key received, summed over the queries that can see it, mean over the g heads of a group.
 
-    Summed in float32, MASS_CHUNK queries at a time: the N x N matrix is never held. (H2O, arXiv:2306.14048.)
+    Summed in float32, one KV head and some queries at a time: the N x N matrix is never held. (H2O, arXiv:2306.14048.)
 
     Args:
         q: [Hq, T, d] queries after RoPE of the last T tokens; k: [Hkv, S, d] keys of all tokens so far, S >= T.
@@ -95,15 +95,17 @@ def attention_mass(q: Tensor, k: Tensor, scaling: float) -> Tensor:
         [Hkv, S] float32
     """
     (hq, t, d), (hkv, s, _) = q.shape, k.shape
-    grouped = q.view(hkv, hq // hkv, t, d)
+    g = hq // hkv
+    grouped = q.view(hkv, g, t, d) * scaling
     mass = torch.zeros(hkv, s, device=q.device, dtype=torch.float32)
-    for start in range(0, t, MASS_CHUNK):
-        rows = grouped[:, :, start : start + MASS_CHUNK]
-        n = rows.shape[2]
-        seen = s - t + start + n  # later keys are invisible to all of these queries
-        logits = (rows.reshape(hkv, -1, d) * scaling) @ k[:, :seen].mT
-        logits = logits.float().view(hkv, -1, n, seen)
-        future = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)
-        logits[..., seen - n :].masked_fill_(future, float("-inf"))
-        mass[:, :seen] += logits.softmax(dim=-1).sum(dim=(1, 2))
-    return mass / (hq // hkv)
+    chunk = min(t, max(1, MASS_BYTES.get(q.device.type, MASS_BYTES["cpu"]) // (4 * g * s)))
+    future = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
+    for head in range(hkv):
+        for start in range(0, t, chunk):
+            rows = grouped[head, :, start : start + chunk]
+            n = rows.shape[1]
+            seen = s - t + start + n  # later keys are invisible to all of these queries
+            logits = (rows.reshape(g * n, d) @ k[head, :seen].T).float()
+            logits.view(g, n, seen)[..., seen - n :].masked_fill_(future[:n, :n], float("-inf"))
+            mass[head, :seen] += logits.softmax(dim=-1).sum(dim=0)
+    return mass / g
