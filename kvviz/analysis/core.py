@@ -1,0 +1,130 @@
+"""Everything that a prompt state tells without another forward: scores, kept sets, errors, capacities.
+
+An `Analysis` belongs to one PromptState and keeps what it has worked out, within bounds: moving a slider only redoes what
+depends on it. It may be used from several threads at once. It holds no strong reference to its state, so that a prompt
+which the engine drops leaves memory at once; whoever calls it holds the state.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvviz.analysis.bounded import Bounded
+from kvviz.evict import keep_mask, layer_budgets
+from kvviz.policies.policy import Policy
+from kvviz.state import LayerState, PromptState
+
+SCORE_BYTES = 256 << 20
+MASK_BYTES = 64 << 20
+RESULT_BYTES = 64 << 20
+
+MAX_PROBES = 128
+"""Probe queries that are averaged at most; of more, evenly spaced ones are taken."""
+
+PIECE = 1 << 25
+"""Attention logits held at once, in numbers."""
+
+
+class Store:
+    """What the parts of an Analysis share: the state, and the bounded caches of scores, kept sets and results."""
+
+    def __init__(self, state: PromptState) -> None:
+        self._state = weakref.ref(state)
+        self._scores, self._masks, self._results = Bounded(SCORE_BYTES), Bounded(MASK_BYTES), Bounded(RESULT_BYTES)
+
+    @property
+    def state(self) -> PromptState:
+        """The prompt state."""
+        state = self._state()
+        if state is None:
+            raise RuntimeError("The prompt has left memory. Read it again.")
+        return state
+
+    @property
+    def open_layers(self) -> list[int]:
+        """Numbers of the layers that can be evicted."""
+        return [i for i, layer in enumerate(self.state.layers) if not layer.sliding]
+
+    def result(self, key: tuple, make: Callable):
+        """A finished result, from memory if it is there."""
+        return self._results.get(key, make)
+
+    def texts(self, decode: Callable[[list[int]], str]) -> list[str]:
+        """The prompt's tokens one by one as people read them: a space is "·", a line break "↵".
+
+        Args:
+            decode: ids -> text, such as the tokenizer's `decode`.
+        """
+        return self.result(("texts",), lambda: [visible(decode([i])) for i in self.state.ids])
+
+    def scores(self, policy: Policy, layer: int) -> Tensor:
+        """Scores [Hkv, N] of one layer.
+
+        Raises:
+            ValueError: the state lacks what the method needs; the message says how to get it.
+        """
+        return self._scores.get((policy.scorer, layer), lambda: policy.scorer.score(self.state.layers[layer]))
+
+    def mask(self, policy: Policy, budget: int, layer: int) -> Tensor:
+        """Which entries of one layer stay, [Hkv, N] bool on the state's device: what `evict` keeps."""
+        key = (policy.scorer, policy.allocation, policy.sinks, policy.recent, budget, layer)
+        return self._masks.get(key, lambda: self._mask(policy, budget, layer))
+
+    def _mask(self, policy: Policy, budget: int, layer: int) -> Tensor:
+        state = self.state
+        own = state.layers[layer]
+        if own.sliding or policy.keeps_all or budget >= state.n_tokens:
+            return own.keys.new_ones(own.keys.shape[:2], dtype=torch.bool)
+        protected = policy.protected(state.n_tokens, budget, own.keys.device)
+        share = self._results.get(
+            ("layer budgets", policy.allocation, policy.sinks, policy.recent, budget),
+            lambda: layer_budgets(state, policy, budget),
+        )[layer]
+        return keep_mask(own, policy, self.scores(policy, layer), share, protected)
+
+    def kept(self, policy: Policy, budget: int, layer: int) -> np.ndarray:
+        """`mask` as numpy."""
+        return self.mask(policy, budget, layer).cpu().numpy()
+
+    def probes(self, layer: LayerState) -> Tensor:
+        """Queries [Hq, P, d] to average over, P <= MAX_PROBES: later ones if a run left some, else the prompt's last."""
+        if not self.real_probes:
+            return layer.queries[:, -1:]
+        count = layer.probes.shape[1]
+        if count <= MAX_PROBES:
+            return layer.probes
+        return layer.probes[:, torch.linspace(0, count - 1, MAX_PROBES).round().long()]
+
+    @property
+    def real_probes(self) -> bool:
+        """Whether a run has left queries of the question and of the full cache's own continuation."""
+        return all(layer.probes is not None and layer.probes.shape[1] > 0 for layer in self.state.layers)
+
+
+def visible(text: str) -> str:
+    """A token with its spaces and line breaks made visible."""
+    return text.replace(" ", "·").replace("\n", "↵").replace("\t", "⇥").replace("\r", "␍") or "∅"
+
+
+def checked_budgets(budgets: Sequence[int], n_tokens: int) -> list[int]:
+    """Different budgets from 1 to N, ascending."""
+    return sorted({min(max(int(b), 1), n_tokens) for b in budgets})
+
+
+_KNOWN: dict[int, object] = {}
+_LOCK = threading.Lock()
+
+
+def shared(state: PromptState, make: Callable[[PromptState], object]):
+    """The one object that `make` gave for this very state; it is forgotten with the state."""
+    with _LOCK:
+        if id(state) not in _KNOWN:
+            _KNOWN[id(state)] = make(state)
+            weakref.finalize(state, _KNOWN.pop, id(state), None)
+        return _KNOWN[id(state)]
