@@ -188,7 +188,7 @@ def positions(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check(budget: int, n_layers: int, n_tokens: int) -> None:
-    if budget < 1:
+    if not budget >= 1:
         raise ValueError(f"budget is {budget}: keep at least one entry a head")
     if n_layers < 0 or n_tokens < 1:
         raise ValueError(f"there are {n_layers} layers and {n_tokens} tokens: nothing to spread the budget over")

@@ -113,7 +113,7 @@ def decompose(
     heads, n, d = K.shape
     c = d**-0.5 if scaling is None else scaling
     dtype = torch.promote_types(K.dtype, torch.float32)
-    mask = _mask(kept, heads, n)
+    mask = _mask(torch.as_tensor(kept, device=K.device), heads, n)
     K, V, q = K.to(dtype), V.to(dtype), query.to(dtype).reshape(heads, -1, d)  # [Hkv, g P, d]
     f_R, log_Z_R, _ = _attend(q, K, V, mask, c)
     f_E, log_Z_E, evicted = _attend(q, K, V, ~mask, c)
@@ -166,7 +166,6 @@ def _cosine(a: Tensor, b: Tensor) -> Tensor:
 
 def _mask(kept: Tensor, heads: int, n: int) -> Tensor:
     """Kept entries as [H, N] bool."""
-    kept = torch.as_tensor(kept)
     if kept.dtype != torch.bool:
         index = kept.expand(heads, -1) if kept.dim() == 1 else kept
         kept = torch.zeros(heads, n, dtype=torch.bool, device=kept.device).scatter_(1, index, True)

@@ -235,6 +235,7 @@ def test_allocations_by_name():
         lambda: Adaptive(float("nan")),
         lambda: Uniform().layer_budgets(0, 3, 10),
         lambda: Pyramid().layer_budgets(-4, 3, 10),
+        lambda: Uniform().layer_budgets(float("nan"), 3, 10),
         lambda: Adaptive().head_counts(torch.zeros(1, 5), 0, mask(5)),
         lambda: keep(torch.zeros(1, 5), torch.tensor([6]), mask(5)),
         lambda: keep(torch.zeros(1, 5), torch.tensor([0]), mask(5)),
