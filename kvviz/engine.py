@@ -64,13 +64,21 @@ class Token:
 
 
 @dataclass(frozen=True)
+class Compared:
+    """Row `row` was measured along the full cache's output; `agrees`: at each step, whether it would write the same token."""
+
+    row: int
+    agrees: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
 class Finished:
     """The run is complete."""
 
     run: Run
 
 
-Event = Doing | Evicted | Token | Finished
+Event = Doing | Evicted | Token | Compared | Finished
 
 
 def load(
@@ -161,6 +169,8 @@ class Engine:
         answer: str = "",
         stop: bool = True,
         evict_every: int | None = None,
+        compare: bool = True,
+        reference: Row | None = None,
     ) -> Iterator[Event]:
         """Write side by side under every policy. The full cache is always row 0, for comparison.
 
@@ -175,9 +185,12 @@ class Engine:
             stop: rows end with the model's end token (False: always write max_new_tokens).
             evict_every: also evict while decoding, back to the budget every so many tokens. The divergence is then measured
                 while writing, by a shadow of each policy that reads the full cache's output.
+            compare: measure the divergence, which takes another reading of the output.
+            reference: the full cache's row of an earlier run of the same prompt and question: it is not written again. (With
+                evict_every it is, since the shadows read it.)
 
         Yields:
-            Doing, Evicted, Token and at last Finished. Closing the iterator cancels.
+            Doing, Evicted, Token, Compared and at last Finished. Closing the iterator cancels.
         """
         if max_new_tokens < 1:
             raise PromptError(f"At least one token is to be written; got {max_new_tokens}.")
@@ -200,13 +213,16 @@ class Engine:
                 rows.append(self._row(state, kept[-1], entries))
                 yield Evicted(number, rows[-1])
             eos = self.loaded.eos_ids if stop else frozenset()
-            live = None
+            live, known = None, 0
             if evict_every is not None:
                 live = Live(evict_every, tuple(b for _, b in chosen), min(max(len(follow), 1), FORWARD_TOKENS))
-            yield from self._write(state, kept, rows, follow, max_new_tokens, eos, sampling, live)
+            elif reference is not None:
+                rows[0], known = replace(reference, kl=[], top=[]), 1
+            shadows = kept[1:] if live and compare else []
+            yield from self._write(state, kept, rows, follow, max_new_tokens, eos, sampling, live, shadows, known)
             for row in rows:
                 row.first_difference = metrics.first_difference(rows[0].token_ids, row.token_ids)
-            if live is None:
+            if live is None and compare:
                 yield from self._compare(state, kept, rows, follow)
         config = self._config(state, question, answer, budgets, max_new_tokens, sampling)
         yield Finished(Run(config | {"evict_every": evict_every}, rows))
@@ -231,14 +247,18 @@ class Engine:
         row.seconds = {"prefill": state.seconds, "evict": kept.seconds, "decode": 0.0}
         return row
 
-    def _write(self, state, kept, rows, follow, max_new_tokens, eos, sampling, live) -> Iterator[Event]:
+    def _write(
+        self, state, kept, rows, follow, max_new_tokens, eos, sampling, live, shadows, known
+    ) -> Iterator[Event]:
+        """Write the rows from number `known` on; `shadows` read what row 0 writes."""
+        if not kept[known:]:
+            return
         began = time.perf_counter()
         shown = ["" for _ in rows]
         yield Doing(0.0, "Reading the question" if follow else "Writing")
-        shadows = kept[1:] if live else []
-        if live:
+        if shadows:
             live = replace(live, budgets=live.budgets + live.budgets[1:])
-        cache = RowCache(kept + shadows, len(follow) + max_new_tokens, live, state)
+        cache = RowCache(kept[known:] + shadows, len(follow) + max_new_tokens, live, state)
         steps = decode(
             self.model,
             cache,
@@ -250,7 +270,8 @@ class Engine:
             shadows=len(shadows),
         )
         for number, step in enumerate(steps):
-            for row_number, token in step.tokens.items():
+            for index, token in step.tokens.items():
+                row_number = index + known
                 row = rows[row_number]
                 row.seconds["decode"] = time.perf_counter() - began
                 row.token_ids.append(token)
@@ -295,8 +316,10 @@ class Engine:
         answer = rows[0].token_ids
         cache = RowCache(kept, room=len(follow) + len(answer))
         cache.record()
-        done = 0
+        done, agrees = 0, [() for _ in rows]
         for logits in teacher_force(self.model, cache, follow, state.logits, answer):
+            likeliest = logits.argmax(dim=-1)
+            agrees = [a + tuple(same) for a, same in zip(agrees, (likeliest == likeliest[:1]).tolist(), strict=True)]
             kl = metrics.kl_divergence(logits[:1], logits).tolist()
             words, chances = (t.tolist() for t in metrics.top_words(logits, TOP_WORDS))
             for row, values, ids, ps in zip(rows, kl, words, chances, strict=True):
@@ -307,6 +330,8 @@ class Engine:
                 ]
             done += logits.shape[1]
             yield Doing(done / len(answer), "Comparing with the full cache")
+        for number, same in enumerate(agrees):
+            yield Compared(number, same)
         self._remember(state.with_probes(cache.recorded()))
 
     def _config(self, state, question, answer, budgets, max_new_tokens, sampling) -> dict:
