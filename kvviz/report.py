@@ -1,0 +1,186 @@
+"""A run as a file: JSON (and back, checked), CSV, a table, and the command that repeats it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import shlex
+from collections.abc import Callable
+from dataclasses import fields
+from hashlib import sha256
+from typing import Any
+
+from kvviz.exceptions import KvvizError
+from kvviz.experiment import MIB, SHARE, Experiment, to_query
+from kvviz.host import ModelSpec
+from kvviz.models import DEFAULT
+from kvviz.policies.spec import spec
+from kvviz.presets import PRESETS, TEXTS
+from kvviz.runs import VERSION, Row, Run
+
+MAX_BYTES = 16 << 20
+MAX_ROWS = 32
+MAX_TOKENS = 100_000
+
+
+class ReportError(KvvizError):
+    """A file is no run of kvviz; the message says what is wrong with it."""
+
+
+def to_json(run: Run, experiment: Experiment | None = None) -> str:
+    """The run as design.md has it: version, config, rows. With its experiment the config also names the prompt."""
+    plain = run.to_dict()
+    if experiment is not None:
+        digest = sha256(experiment.prompt.context.encode()).hexdigest()
+        plain["config"] |= {"link": to_query(experiment), "context_sha256": digest, "command": command(experiment)}
+    return json.dumps({"version": plain.pop("version"), **plain}, ensure_ascii=False, indent=1) + "\n"
+
+
+def from_json(text: str | bytes) -> Run:
+    """A run from a file that anybody may have written: every field is checked, nothing is executed.
+
+    Raises:
+        ReportError: it is too large, not JSON, of another version, or a field is not what it should be.
+    """
+    if len(text) > MAX_BYTES:
+        raise ReportError(f"The file is larger than {MAX_BYTES >> 20} MiB. A run is smaller; choose another file.")
+    try:
+        plain = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise ReportError("The file is not JSON. Choose a file that was exported here.") from error
+    if not isinstance(plain, dict) or plain.get("version") != VERSION:
+        raise ReportError(f"The file is no run of version {VERSION}. Export it again with this version of kvviz.")
+    rows, config = plain.get("rows"), plain.get("config")
+    if not isinstance(config, dict) or not isinstance(rows, list) or not 1 <= len(rows) <= MAX_ROWS:
+        raise ReportError(f"The file has no configuration, or not from 1 to {MAX_ROWS} rows.")
+    made = [_row(row, number) for number, row in enumerate(rows)]
+    if not any(row.policy == "full" for row in made):
+        raise ReportError("The file has no row of the full cache, with which the others are compared.")
+    return Run(config, made)
+
+
+def table(run: Run) -> list[dict[str, Any]]:
+    """What every policy kept and what it cost, with units in the names of the columns."""
+    return [_facts(row, row is run.reference) for row in run.rows]
+
+
+def to_csv(run: Run) -> str:
+    """One line a policy and step of the full cache's output, with the facts of `table` repeated in each."""
+    reference, out = run.reference, io.StringIO()
+    steps = ["step", "full cache wrote", "policy wrote", "KL, nats"]
+    writer = csv.DictWriter(out, [*_facts(reference, True), *steps], lineterminator="\n")
+    writer.writeheader()
+    for row in run.rows:
+        facts = _facts(row, row is reference)
+        for step in range(max(len(reference.pieces), len(row.pieces))):
+            values = (step + 1, *(_at(x, step) for x in (reference.pieces, row.pieces, row.kl)))
+            writer.writerow(facts | dict(zip(steps, values, strict=True)))
+    return out.getvalue()
+
+
+def command(experiment: Experiment) -> str:
+    """The command line that repeats a run. A text of one's own is to be saved as prompt.txt first."""
+    prompt, preset = experiment.prompt, experiment.preset
+    file = str(TEXTS.relative_to(TEXTS.parents[2]) / f"{preset}.txt") if preset in PRESETS else "prompt.txt"
+    words: list[Any] = ["python", "-m", "kvviz", "generate"]
+    words += _where(experiment.model)
+    words += [word for each in ("full", *map(spec, experiment.policies)) for word in ("--policy", each)]
+    words += _size(experiment)
+    words += ["--context", file]
+    words += ["--question", prompt.question] if prompt.question else []
+    words += ["--answer", prompt.answer] if prompt.answer else []
+    words += [flag for flag, wanted in (("--seen", prompt.seen), ("--plain", not prompt.chat)) if wanted]
+    words += ["--max-new-tokens", experiment.max_new_tokens]
+    if experiment.temperature:
+        words += ["--temperature", f"{experiment.temperature:g}", "--seed", experiment.seed]
+    return shlex.join(map(str, [*words, "--json", "OUT.json"]))
+
+
+def _where(model: ModelSpec) -> list[str]:
+    parts = {"--model": model.name if model.name != DEFAULT else None, "--device": model.device, "--dtype": model.dtype}
+    return [word for flag, value in parts.items() if value for word in (flag, value)]
+
+
+def _size(experiment: Experiment) -> list[Any]:
+    amount = experiment.size.amount
+    if experiment.unit == SHARE:
+        return ["--share-removed", f"{amount / 100:.6g}"]
+    return ["--mib", f"{amount:.6g}"] if experiment.unit == MIB else ["--budget", int(amount)]
+
+
+def _facts(row: Row, is_reference: bool) -> dict[str, Any]:
+    first = row.first_difference
+    return {
+        "policy": row.label,
+        "entries a head": row.entries,
+        "MiB": row.bytes / 2**20,
+        "of it moments, MiB": row.moments_bytes / 2**20,
+        "sinks": row.sinks,
+        "recent": row.recent,
+        "prefill, s": row.seconds.get("prefill"),
+        "evict, s": row.seconds.get("evict"),
+        "decode, s": row.seconds.get("decode"),
+        "tokens": len(row.token_ids),
+        "tokens/s": row.tokens_per_second,
+        "mean KL, nats": None if is_reference else row.mean_kl,
+        "first difference at token": None if first is None else first + 1,
+    }
+
+
+def _at(values: list, index: int) -> Any:
+    return values[index] if index < len(values) else ""
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _row(plain: Any, number: int) -> Row:
+    known = {field.name for field in fields(Row)}
+    if not isinstance(plain, dict) or not set(plain) <= known:
+        raise ReportError(f"Row {number} of the file is not a row of a run.")
+    for name, value in plain.items():
+        if not _CHECKS[name](value):
+            raise ReportError(f"Row {number} of the file has something else in {name!r} than a run has.")
+    if missing := [name for name in ("policy", "label", "budget", "pieces", "token_ids", "kl") if name not in plain]:
+        raise ReportError(f"Row {number} of the file lacks {missing[0]!r}.")
+    top = [[(str(text), float(chance)) for text, chance in step] for step in plain.get("top", [])]
+    return Row(**plain | {"top": top})
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_BYTES
+
+
+def _many(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and len(value) <= MAX_TOKENS and all(map(check, value))
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 2 and _is_text(value[0]) and _is_number(value[1])
+
+
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("policy", "label", "text", "finish"), _is_text),
+    **dict.fromkeys(("budget", "bytes", "kv_bytes", "moments_bytes", "sinks", "recent"), _is_whole),
+    "settings": lambda value: isinstance(value, dict) and len(value) <= 64,
+    "token_ids": _many(_is_whole),
+    "pieces": _many(_is_text),
+    "first_difference": lambda value: value is None or _is_whole(value),
+    "kl": _many(lambda value: _is_number(value) and value >= 0),
+    "top": _many(_many(_is_word)),
+    "entries": lambda value: _is_number(value) and value >= 0,
+    "head_counts": _many(_many(_is_whole)),
+    "seconds": lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
+}
+"""Field of a Row -> whether a value can be its."""

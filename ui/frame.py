@@ -1,0 +1,100 @@
+"""What every page shares: its head, its figures, and which policy, layer and head it looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlencode, urlsplit
+
+import plotly.graph_objects as go
+import streamlit as st
+
+from kvviz.experiment import OWN, Experiment, to_query
+from kvviz.figures import style
+from kvviz.policies.policy import Policy
+from ui import html
+
+CSS = Path(__file__).parent / "style.css"
+
+CHART = {
+    "displaylogo": False,
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
+    "toImageButtonOptions": {"format": "svg", "filename": "kvviz"},
+}
+"""Plotly's own settings: the camera saves an SVG."""
+
+
+def styles() -> None:
+    """Our few classes."""
+    st.html(CSS)
+
+
+def is_dark() -> bool:
+    """Whether the person sees the dark theme (Streamlit may be wrong on a session's first run)."""
+    return st.context.theme.type == "dark"
+
+
+def header(experiment: Experiment) -> None:
+    """The page's title, the experiment in one line, and its link."""
+    left, right = st.columns([8, 1], vertical_alignment="bottom")
+    left.html(html.heading(st.session_state.get("_title", "kvviz"), experiment.words()))
+    with right.popover("Link", icon=":material/link:", type="tertiary", help="This view, to be opened elsewhere"):
+        st.caption("Opens this page with the same experiment." + OWN_TEXT * (experiment.preset == OWN))
+        st.code(link(experiment), language=None, wrap_lines=True)
+
+
+OWN_TEXT = " Your own text is not part of it: paste it there under Edit."
+
+
+def link(experiment: Experiment) -> str:
+    """The address of this page with the experiment in it."""
+    place = urlsplit(st.context.url or "")
+    return f"{place.scheme}://{place.netloc}{place.path}?{urlencode(to_query(experiment), doseq=True)}"
+
+
+def chart(figure: go.Figure, key: str, alt: str, on_select: Callable | str | None = None):
+    """A figure in the width of its place; returns what was selected where `on_select` is given."""
+    options = {} if on_select is None else {"on_select": on_select, "selection_mode": "points"}
+    style.layout(figure, is_dark())
+    return st.plotly_chart(figure, key=key, alt=alt, theme=None, width="stretch", config=CHART, **options)
+
+
+def policy_picker(experiment: Experiment) -> Policy:
+    """Choose one of the policies to look at."""
+    policies = experiment.policies
+    if not policies:
+        st.info("No policy is chosen. Choose one in the sidebar.")
+        st.stop()
+    if int(st.session_state.get("policy") or 0) >= len(policies):
+        st.session_state.policy = 0
+    index = st.selectbox(
+        "Policy",
+        range(len(policies)),
+        key="policy",
+        format_func=lambda i: policies[i].label,
+        persist_state="session",
+        help="Which of the chosen policies this page looks at.",
+    )
+    return policies[index]
+
+
+def head_picker(experiment: Experiment, layers: int, heads: int) -> tuple[int, int]:
+    """Choose a layer and a query head."""
+    state = st.session_state
+    state.layer, state.head = min(int(state.layer or 0), layers - 1), min(int(state.head or 0), heads - 1)
+    left, right = st.columns(2)
+    layer = left.selectbox(
+        "Layer",
+        range(layers),
+        key="layer",
+        persist_state="session",
+        help="Counted from 0, the layer next to the embeddings.",
+    )
+    head = right.selectbox(
+        "Head",
+        range(heads),
+        key="head",
+        persist_state="session",
+        help="Query head, counted from 0. Heads of a group share keys and values.",
+    )
+    return layer, head

@@ -1,0 +1,175 @@
+"""Jobs of this session: start one, follow it with a bar, keep what it leaves. Nothing here blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import streamlit as st
+
+from kvviz.engine import Evicted
+from kvviz.exceptions import KvvizError
+from kvviz.experiment import Experiment
+from kvviz.host import CANCELLED, FAILED, QUEUED, Job, Request
+from kvviz.jobs import Generate, Load
+from kvviz.runs import Row, Run
+from kvviz.state import PromptState
+from ui.host import Alive, encoded, engine_for, host, session_id
+
+HISTORY = 8
+"""Runs that a session keeps."""
+
+EVERY = 0.3
+"""Seconds between two looks at a job."""
+
+
+@dataclass
+class Task:
+    """A job and the experiment that it is for."""
+
+    job: Job
+    experiment: Experiment
+    kept: bool = False
+
+
+@dataclass(frozen=True)
+class Record:
+    """A finished run of this session, with the experiment that it is of."""
+
+    number: int
+    experiment: Experiment
+    run: Run
+
+
+def start(request: Request, experiment: Experiment, slot: str = "_task") -> None:
+    """Submit a job for this session in place of the one before it."""
+    before = st.session_state.get(slot)
+    if before and before.job.active:
+        before.job.cancel()
+    session = session_id()
+    try:
+        st.session_state[slot] = Task(host().submit(request, session, Alive(session)), experiment)
+    except KvvizError as error:  # too many are waiting
+        st.session_state._refused = str(error)
+
+
+def task() -> Task | None:
+    """The session's latest job, if any; a load is none."""
+    return st.session_state.get("_task")
+
+
+def loading() -> Task | None:
+    """The session's latest load, if any."""
+    return st.session_state.get("_load")
+
+
+def load(experiment: Experiment) -> None:
+    """Make the experiment's model ready."""
+    start(Load(experiment.model), experiment, slot="_load")
+
+
+def keep_results() -> None:
+    """Move a finished run into the session's history; called at the top of every script run."""
+    current = task()
+    if current and not current.kept and not current.job.active:
+        current.kept = True
+        if current.job.result is not None:
+            number = st.session_state.get("_runs", 0) + 1
+            st.session_state._runs = number
+            record = Record(number, current.experiment, current.job.result)
+            st.session_state._history = [*history(), record][-HISTORY:]
+
+
+def history() -> list[Record]:
+    """The session's finished runs, the latest last."""
+    return st.session_state.get("_history", [])
+
+
+def latest() -> Record | None:
+    """The run that is looked at."""
+    return history()[-1] if history() else None
+
+
+def rows(current: Task) -> list[Row]:
+    """The rows of a run so far; the worker still writes to them."""
+    return [event.facts for event in list(current.job.events) if isinstance(event, Evicted)]
+
+
+def bar(current: Task, key: str) -> None:
+    """What a job is doing, the time left, and Cancel; reruns the page when it is over."""
+
+    @st.fragment(run_every=EVERY)
+    def live() -> None:
+        if not current.job.active:
+            st.rerun()
+        st.progress(min(max(current.job.doing.share, 0.0), 1.0), text=line(current.job))
+
+    left, right = st.columns([5, 1], vertical_alignment="bottom")
+    with left:
+        live()
+    right.button("Cancel", key=key, on_click=current.job.cancel, width="stretch")
+
+
+def line(job: Job) -> str:
+    """What a job is doing now, in one line."""
+    if job.status == QUEUED:
+        before = host().place(job)
+        return (
+            f"Waiting, {before} {'job comes' if before == 1 else 'jobs come'} before this one" if before else "Starting"
+        )
+    left = job.seconds_left()
+    text = job.doing.text[:1].upper() + job.doing.text[1:]
+    return text + (f", about {max(1, round(left))} s left" if left is not None else "")
+
+
+def outcome(current: Task) -> None:
+    """Say why a job ended without a result."""
+    if current.job.status == FAILED:
+        st.error(current.job.error)
+    elif current.job.status == CANCELLED:
+        st.info("Cancelled.")
+
+
+def prompt_state(experiment: Experiment, probes: bool = False) -> PromptState:
+    """The state of the experiment's prompt, or the way to it; then the page stops here.
+
+    Args:
+        probes: also wait for real later queries, which a run leaves.
+    """
+    state = _cached(experiment, probes)
+    if state is not None:
+        return state
+    current = task()
+    if experiment.fault:
+        st.warning(experiment.fault)
+    elif current and current.job.active:
+        bar(current, key="cancel_read")
+    else:
+        if current and current.experiment.prompt == experiment.prompt:
+            outcome(current)
+        what = "write a short answer from the full cache" if probes else "read the prompt"
+        st.markdown(f"This page shows what happens inside the cache. For that the model has to {what} once.")
+        st.button("Read the prompt", type="primary", key="read", on_click=_read, args=(probes,))
+    st.stop()
+
+
+def _read(probes: bool) -> None:
+    from ui.state import experiment as collect
+
+    experiment = collect()
+    start(experiment.generate if probes else experiment.read, experiment)
+
+
+def _cached(experiment: Experiment, probes: bool) -> PromptState | None:
+    engine = engine_for(experiment.model)
+    if engine is None or experiment.fault:
+        return None
+    state = engine.find(*encoded(engine, experiment.prompt))
+    if state is None or (probes and state.layers[0].probes is None):
+        return None
+    has_mass = any(layer.attention_mass is not None for layer in state.layers)
+    return None if experiment.wants_mass and not has_mass else state
+
+
+def is_run(current: Task | None) -> bool:
+    """Whether a job writes (and is not only a reading)."""
+    return current is not None and isinstance(current.job.request, Generate)
