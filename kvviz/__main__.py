@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from kvviz.commands import generate, models
+from kvviz.commands import generate, models, needle
 from kvviz.exceptions import KvvizError
 
-COMMANDS = {"generate": generate, "models": models}
+COMMANDS = {"generate": generate, "models": models, "needle": needle}
 
 
 def main(arguments: list[str] | None = None) -> int:
