@@ -193,7 +193,7 @@ class LayerLive:
             queries=queries[own],
             query_mean=mean[own],
             query_cov=cov[own],
-            o_proj=None if self.layer.o_proj is None else self.layer.o_proj[:, columns],
+            projection=None if self.layer.projection is None else lambda: self.layer.o_proj[:, columns],
             attention_mass=torch.stack(mass) if mass else None,
             probes=None,
             total_tokens=self.read,

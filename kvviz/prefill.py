@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -48,7 +49,7 @@ class _Recorder:
             self.mass = mass
         return causal_attention(q, self.keys[:, :end], self.values[:, :end], self.scaling, self.window)
 
-    def state(self, index: int, o_proj: Tensor) -> LayerState:
+    def state(self, index: int, projection: Callable[[], Tensor] | None) -> LayerState:
         """What the layer leaves behind. A sliding-window layer keeps its window and no more."""
         keys, values = self.keys, self.values
         if self.window is not None and self.n_tokens > self.window:
@@ -62,7 +63,7 @@ class _Recorder:
             query_cov=cov,
             scaling=self.scaling,
             rotary=self.rotary,
-            o_proj=o_proj,
+            projection=projection,
             attention_mass=self.mass,
             sliding=self.window is not None,
             index=index,
@@ -145,7 +146,7 @@ def prefill(
                 logits_to_keep=1,
             )
         layers = [
-            recorder.state(index, block.self_attn.o_proj.weight)
+            recorder.state(index, partial(getattr, block.self_attn.o_proj, "weight"))
             for index, (recorder, block) in enumerate(zip(recorders, model.model.layers, strict=True))
         ]
         logits = output.logits[0, -1].float().clone()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -28,7 +29,7 @@ class LayerState:
         query_cov: [Hq, d, d] float32, covariance of the same queries (divided by their count).
         scaling: c, the model's own attention scaling (1 / sqrt(d) for most).
         rotary: the layer's rotations.
-        o_proj: [hidden, Hq * d], the output projection's weight, or None where formulas run without a model.
+        projection: gives `o_proj`, the output projection's weight [hidden, Hq * d]; None where formulas run without a model.
         attention_mass: [Hkv, N] float32, attention that each key received, summed over the queries that can see it and
             averaged over the g query heads; only when the prefill was asked for it.
         probes: [Hq, P, d], real later queries (of the question and of the full cache's own continuation), after RoPE;
@@ -47,7 +48,7 @@ class LayerState:
     query_cov: Tensor
     scaling: float
     rotary: Rotary
-    o_proj: Tensor | None = None
+    projection: Callable[[], Tensor] | None = None
     attention_mass: Tensor | None = None
     probes: Tensor | None = None
     sliding: bool = False
@@ -55,6 +56,11 @@ class LayerState:
     total_tokens: int = 0
     positions: Tensor | None = None
     moments: Moments | None = None
+
+    @property
+    def o_proj(self) -> Tensor | None:
+        """[hidden, Hq * d], or None where there is no model."""
+        return None if self.projection is None else self.projection()
 
     @property
     def groups(self) -> int:
@@ -70,8 +76,10 @@ class LayerState:
     def from_tensors(cls, keys: Tensor, values: Tensor, queries: Tensor, rotary: Rotary, **more) -> LayerState:
         """A layer from plain tensors: keys, values [Hkv, N, d] and all N queries [Hq, N, d], keys and queries after RoPE.
 
-        `more` are further fields (`scaling`, `o_proj`, `attention_mass`, ...).
+        `more` are further fields (`scaling`, `attention_mass`, ...), or `o_proj` itself.
         """
+        o_proj = more.pop("o_proj", None)
+        more["projection"] = None if o_proj is None else lambda: o_proj
         positions = torch.arange(queries.shape[1], device=queries.device)
         statistics = QueryStatistics(queries.shape[1])
         statistics.add(rotary.unrotate(queries.float(), positions), start=0)

@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 from kvviz.models.errors import ModelError, Progress, brief, part, steady
 from kvviz.models.families import positions, read_config, sliding_layers
 from kvviz.models.names import Source, locate
+from kvviz.models.packed import can_pack, pack
 
 _DTYPES = {
     "bf16": torch.bfloat16,
@@ -103,6 +104,9 @@ def load_model(
         tokenizer = _read_tokenizer(source.folder, name)
         model = _read_weights(source.folder, name, config, place, kind)
     loaded = _describe(name, source, model, tokenizer)
+    if can_pack(model):
+        report(0.95, "packing the weights")
+        pack(model)
     report(1.0, "ready")
     return loaded
 
