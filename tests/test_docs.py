@@ -145,6 +145,12 @@ def test_command_lines_parse(page, monkeypatch):
 
 
 @each_page
+def test_policies_in_their_short_form_exist(page):
+    for short in re.findall(r"`(\w+:\w+=[^`\s]+)`", page.read_text(encoding="utf-8")):
+        parse(short)
+
+
+@each_page
 def test_make_targets_exist(page):
     known = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
     text = page.read_text(encoding="utf-8")
