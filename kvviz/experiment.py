@@ -124,7 +124,9 @@ class Size:
         if unit == SHARE:
             return cls(float(f"{100 * budgets.to_share(n_tokens, entries):.3g}"), unit)
         if unit == MIB:
-            return cls(float(f"{shape.bytes(entries) / 2**20:.3g}"), unit)
+            mib = shape.bytes(entries) / 2**20
+            step = 10.0 ** (math.floor(math.log10(mib)) - 3)
+            return cls(float(f"{math.ceil(mib / step - 1e-9) * step:.4g}"), unit)  # rounded up: all entries fit
         return cls(entries, unit)
 
 

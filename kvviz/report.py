@@ -7,10 +7,9 @@ import io
 import json
 import math
 import shlex
-from collections.abc import Callable
-from dataclasses import fields
 from hashlib import sha256
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from kvviz.exceptions import KvvizError
 from kvviz.experiment import MIB, SHARE, Experiment, to_query
@@ -23,6 +22,7 @@ from kvviz.runs import VERSION, Row, Run
 MAX_BYTES = 16 << 20
 MAX_ROWS = 32
 MAX_TOKENS = 100_000
+MAX_KEYS = 64
 
 
 class ReportError(KvvizError):
@@ -138,49 +138,37 @@ def _no_constant(name: str) -> None:
 
 
 def _row(plain: Any, number: int) -> Row:
-    known = {field.name for field in fields(Row)}
-    if not isinstance(plain, dict) or not set(plain) <= known:
+    if not isinstance(plain, dict) or not set(plain) <= set(_FIELDS):
         raise ReportError(f"Row {number} of the file is not a row of a run.")
     for name, value in plain.items():
-        if not _CHECKS[name](value):
+        if not _fits(value, _FIELDS[name]):
             raise ReportError(f"Row {number} of the file has something else in {name!r} than a run has.")
     if missing := [name for name in ("policy", "label", "budget", "pieces", "token_ids", "kl") if name not in plain]:
         raise ReportError(f"Row {number} of the file lacks {missing[0]!r}.")
-    top = [[(str(text), float(chance)) for text, chance in step] for step in plain.get("top", [])]
+    top = [[(text, chance) for text, chance in step] for step in plain.get("top", [])]
     return Row(**plain | {"top": top})
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+_FIELDS = get_type_hints(Row)
+"""Field of a Row -> its type."""
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= MAX_BYTES
-
-
-def _many(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and len(value) <= MAX_TOKENS and all(map(check, value))
-
-
-def _is_word(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == 2 and _is_text(value[0]) and _is_number(value[1])
-
-
-_CHECKS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("policy", "label", "text", "finish"), _is_text),
-    **dict.fromkeys(("budget", "bytes", "kv_bytes", "moments_bytes", "sinks", "recent"), _is_whole),
-    "settings": lambda value: isinstance(value, dict) and len(value) <= 64,
-    "token_ids": _many(_is_whole),
-    "pieces": _many(_is_text),
-    "first_difference": lambda value: value is None or _is_whole(value),
-    "kl": _many(lambda value: _is_number(value) and value >= 0),
-    "top": _many(_many(_is_word)),
-    "entries": lambda value: _is_number(value) and value >= 0,
-    "head_counts": _many(_many(_is_whole)),
-    "seconds": lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
-}
-"""Field of a Row -> whether a value can be its."""
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value from JSON can be of a type: numbers finite and not negative, lists and dicts of bounded length."""
+    inner = get_args(kind)
+    if kind is Any:
+        return value is None or any(_fits(value, each) for each in (bool, str, float))
+    if get_origin(kind) in (Union, UnionType):
+        return any(_fits(value, each) for each in inner)
+    if kind in (int, float):
+        is_kind = isinstance(value, int) or (kind is float and isinstance(value, float) and math.isfinite(value))
+        return is_kind and not isinstance(value, bool) and 0 <= value < 2**63
+    if get_origin(kind) is list:
+        return isinstance(value, list) and len(value) <= MAX_TOKENS and all(_fits(each, inner[0]) for each in value)
+    if get_origin(kind) is tuple:
+        fitting = isinstance(value, (list, tuple)) and len(value) == len(inner)
+        return fitting and all(map(_fits, value, inner))
+    if get_origin(kind) is dict:
+        fitting = isinstance(value, dict) and len(value) <= MAX_KEYS
+        return fitting and all(_fits(key, inner[0]) and _fits(each, inner[1]) for key, each in value.items())
+    return isinstance(value, kind)

@@ -49,10 +49,16 @@ def _slider(made: Experiment) -> None:
         "Budget",
         choices,
         key="budget",
+        format_func=_label,
         label_visibility="collapsed",
         on_change=lambda: set_size(Size.parse(st.session_state.budget)),
         help="How much of the prompt's cache each policy may keep. Log scale.",
     )
+
+
+def _label(text: str) -> str:
+    """A slider position as people read it."""
+    return f"{int(text):,}" if text.isdecimal() else text.replace("MiB", " MiB")
 
 
 def _stops(made: Experiment) -> None:
@@ -106,7 +112,7 @@ def words(made: Experiment) -> str:
     if not n or shape is None:
         return f"{made.budget:,} entries a head" if made.unit == ENTRIES else "Known when the model is loaded."
     if made.budget >= n:
-        return f"{made.budget:,} entries a head are all of the {n:,}: nothing is evicted."
+        return f"{made.budget:,} entries a head cover all {n:,} tokens: nothing is evicted."
     share = Size.of(made.budget, SHARE, n, shape).amount
     kept, full = shape.bytes(made.budget) / 2**20, shape.bytes(n) / 2**20
     return f"{made.budget:,} entries a head = {share:.2g}% removed = {kept:.2g} of {full:.2g} MiB"

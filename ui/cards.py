@@ -45,7 +45,7 @@ def tokens(row: Row, first: int | None) -> str:
     """The text token by token: the first that differs is boxed, what follows it tinted."""
     parts = []
     for index, piece in enumerate(readable(row)):
-        text = escape(piece)
+        text = escape(piece.lstrip() if index == 0 else piece)
         if first is not None and index == first:
             text = f'<mark class="kv-first" title="The first token that differs from the full cache">{text or "&nbsp;"}</mark>'
         elif first is not None and index > first:

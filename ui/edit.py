@@ -9,6 +9,7 @@ from kvviz.jobs import Prompt
 from kvviz.presets import PRESETS
 from kvviz.prompts import PromptError, check_text, read_text
 from ui.host import encoded, engine_for
+from ui.html import plain
 from ui.state import take_text
 
 MAX_CHARACTERS = 400_000
@@ -25,7 +26,7 @@ def edit(made: Experiment) -> None:
         "Text file", key="upload", on_change=_uploaded, help="Plain text in UTF-8. It replaces the text below."
     )
     if error := state.get("_upload_error"):
-        st.error(error)
+        st.error(plain(error))
     st.text_area(
         "Text",
         key="draft",
@@ -69,7 +70,7 @@ def _count(made: Experiment) -> str:
         chat = state.draft_chat and engine.loaded.chat
         ids, _ = encoded(engine, Prompt(state.draft, made.prompt.question, made.prompt.seen, chat, state.draft_answer))
     except PromptError as error:
-        st.error(str(error))
+        st.error(plain(str(error)))
         return str(error)
     limit = engine.loaded.positions
     if len(ids) + made.max_new_tokens > limit:

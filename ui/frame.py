@@ -36,7 +36,7 @@ def is_dark() -> bool:
 
 def header(experiment: Experiment) -> None:
     """The page's title, the experiment in one line, and its link."""
-    left, right = st.columns([8, 1], vertical_alignment="bottom")
+    left, right = st.columns([9, 1], vertical_alignment="bottom")
     left.html(html.heading(st.session_state.get("_title", "kvviz"), experiment.words()))
     with right.popover("Link", icon=":material/link:", type="tertiary", help="This view, to be opened elsewhere"):
         st.caption("Opens this page with the same experiment." + OWN_TEXT * (experiment.preset == OWN))

@@ -1,7 +1,9 @@
-"""Small pieces of HTML for st.html. Whatever comes from a prompt, a model or a link goes through `escape`."""
+"""Small pieces of HTML for st.html. Whatever comes from a prompt, a model or a link goes through `escape`, or `plain` where
+Streamlit reads Markdown."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from html import escape
 
@@ -12,6 +14,11 @@ from kvviz.models import Loaded
 from kvviz.policies import Scorer
 
 PAPERS = "https://arxiv.org/abs/"
+
+
+def plain(text: str) -> str:
+    """Text from elsewhere, for a place that reads Markdown."""
+    return re.sub(r"([\\`*_{}\[\]<>()#+!|$~:&-])", r"\\\1", text)
 
 
 def both(policy: str) -> str:

@@ -14,6 +14,7 @@ from kvviz.jobs import Generate, Load
 from kvviz.runs import Row, Run
 from kvviz.state import PromptState
 from ui.host import Alive, encoded, engine_for, host, session_id
+from ui.html import plain
 
 HISTORY = 8
 """Runs that a session keeps."""
@@ -124,7 +125,7 @@ def line(job: Job) -> str:
 def outcome(current: Task) -> None:
     """Say why a job ended without a result."""
     if current.job.status == FAILED:
-        st.error(current.job.error)
+        st.error(plain(current.job.error))
     elif current.job.status == CANCELLED:
         st.info("Cancelled.")
 
@@ -140,7 +141,7 @@ def prompt_state(experiment: Experiment, probes: bool = False) -> PromptState:
         return state
     current = task()
     if experiment.fault:
-        st.warning(experiment.fault)
+        st.warning(plain(experiment.fault))
     elif current and current.job.active:
         bar(current, key="cancel_read")
     else:

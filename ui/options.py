@@ -63,7 +63,7 @@ def popover(slot: str) -> None:
         if METHODS[mine.name].formula:
             st.latex(METHODS[mine.name].formula)
         if error := state.get(f"_error_{slot}"):
-            st.error(error)
+            st.error(html.plain(error))
         for name, value in _values(mine).items():
             _option(slot, name, value, _values(published(slot)).get(name, value))
         with st.container(horizontal=True):

@@ -46,11 +46,13 @@ def sidebar() -> None:
 
 
 def _notes() -> None:
-    """What was wrong with the link, and what the host refused, once."""
-    for note in st.session_state.pop("_notes", []):
-        st.warning(note)
-    if refused := st.session_state.pop("_refused", ""):
-        st.error(refused)
+    """What was wrong with the link, until something is changed, and what the host refused, once."""
+    state = st.session_state
+    notes, link = state.get("_notes", []), state._link
+    if notes and state.setdefault("_noted", link) == link:
+        st.warning("  \n".join(notes), icon=":material/link_off:")
+    if refused := state.pop("_refused", ""):
+        st.error(html.plain(refused))
 
 
 def _model() -> None:
@@ -60,7 +62,7 @@ def _model() -> None:
         try:
             offers = {offer["name"]: offer["description"] for offer in available()}
         except ModelError as error:
-            st.error(str(error))
+            st.error(html.plain(str(error)))
             offers = {}
         row = st.container(horizontal=True, vertical_alignment="bottom", gap="small")
         row.selectbox(
@@ -107,7 +109,7 @@ def _status(made: Experiment) -> None:
         _follow_load(task)
     elif engine is None:
         if task and task.experiment.model == made.model and task.job.error:
-            st.error(task.job.error)
+            st.error(html.plain(task.job.error))
         st.caption(_other(made.model))
         st.button("Load", key="load", on_click=_load, width="stretch")
     else:
@@ -181,7 +183,7 @@ def _prompt() -> None:
             "of what the scores look at (SnapKV's and MomentKV's setting).",
         )
         if made.fault:
-            st.warning(made.fault)
+            st.warning(html.plain(made.fault))
 
 
 def _policies() -> None:

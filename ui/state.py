@@ -18,6 +18,7 @@ from kvviz.policies.policy import Policy
 from kvviz.presets import PRESETS
 from kvviz.prompts import PromptError
 from ui.host import encoded, engine_for
+from ui.html import plain
 
 BEST, USUAL = "best there is", "usual for the device"
 AFTER, SEEN = "asked after eviction", "seen by eviction"
@@ -34,7 +35,8 @@ def restore() -> None:
     if known and "preset" not in query:  # another page's address with less in it
         return
     _fill(made)
-    st.session_state._notes = notes
+    st.session_state._notes = [plain(note) for note in notes]
+    st.session_state.pop("_noted", None)
     st.session_state._link = query
 
 

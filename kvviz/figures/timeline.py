@@ -10,7 +10,7 @@ from html import escape
 import numpy as np
 import plotly.graph_objects as go
 
-from kvviz.figures.style import colour, dash, layout, muted, number, symbol, tint
+from kvviz.figures.style import colour, dash, layout, muted, number, symbol
 from kvviz.runs import Row, Run
 
 FLOOR = 1e-6
@@ -20,12 +20,20 @@ ALL_WORDS = 72
 """Up to so many words all stand on the axis; of more, evenly spaced ones."""
 
 
+AGAIN = ("3px,3px", "9px,4px", "1px,4px", "14px,5px")
+"""Dashes of further settings of a method that is in the figure already."""
+
+
 def kl_timeline(run: Run, dark: bool = False) -> go.Figure:
     """KL(full cache || policy) in nats at every step, one line a policy, on a log axis."""
     reference = run.reference
     rows = [row for row in run.rows if row is not reference and row.kl]
-    figure = go.Figure([_line(row, reference, position, dark) for position, row in enumerate(rows)])
+    names = [row.policy for row in rows]
+    again = [names[:position].count(name) for position, name in enumerate(names)]
+    figure = go.Figure([_line(row, reference, n, dark) for row, n in zip(rows, again, strict=True)])
     words = [visible(piece) for piece in reference.pieces[: len(reference.kl)]]
+    if reference.finish == "end" and words:
+        words[-1] = "end"
     every = max(1, -(-len(words) // ALL_WORDS))
     layout(figure, dark, height=340, hovermode="closest", margin={"l": 8, "r": 8, "t": 36, "b": 8})
     figure.update_xaxes(
@@ -41,7 +49,7 @@ def kl_timeline(run: Run, dark: bool = False) -> go.Figure:
     figure.update_yaxes(
         type="log",
         title="KL to the full cache, nats",
-        range=[np.log10(FLOOR) - 0.15, _top(rows)],
+        range=_decades(rows),
         dtick=1,
         exponentformat="power",
     )
@@ -54,18 +62,18 @@ def visible(piece: str) -> str:
     return text if len(text) <= 14 else text[:13] + "…"
 
 
-def _line(row: Row, reference: Row, position: int, dark: bool) -> go.Scatter:
+def _line(row: Row, reference: Row, again: int, dark: bool) -> go.Scatter:
+    """One policy's line; `again` counts the lines before it of the same method, which get another dash and open markers."""
     ink = colour(row.policy, dark)
     return go.Scatter(
         x=np.arange(len(row.kl)),
         y=np.maximum(np.asarray(row.kl, dtype=np.float32), FLOOR),
         name=row.label,
         mode="lines+markers",
-        line={"color": ink, "width": 2, "dash": dash(row.policy)},
-        marker={"size": 6, "symbol": symbol(row.policy), "color": tint(ink, 0.0), "line": {"width": 0}},
+        line={"color": ink, "width": 2, "dash": AGAIN[min(again, len(AGAIN)) - 1] if again else dash(row.policy)},
+        marker={"size": 7, "symbol": symbol(row.policy) + ("-open" if again else ""), "color": ink, "line": {"width": 1.5}},
         text=[_hover(row, reference, step) for step in range(len(row.kl))],
         hovertemplate="%{text}<extra></extra>",
-        legendrank=position,
     )
 
 
@@ -90,6 +98,8 @@ def _quoted(text: str) -> str:
     return "“" + escape(text.replace("\n", "↵")) + "”"
 
 
-def _top(rows: list[Row]) -> float:
-    largest = max((max(row.kl) for row in rows), default=1.0)
-    return float(np.log10(max(largest, 1e-2)) + 0.25)
+def _decades(rows: list[Row]) -> list[float]:
+    """The log axis' range: from a little below the smallest divergence to a little above the largest, two decades at least."""
+    values = np.maximum(np.concatenate([row.kl for row in rows]) if rows else np.array([1.0]), FLOOR)
+    low, high = np.log10(values.min()) - 0.2, np.log10(values.max()) + 0.2
+    return [float(min(low, high - 2)), float(high)]
