@@ -1,0 +1,92 @@
+"""The pages, and the frame around whichever is open: page settings, navigation, styles, sidebar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import streamlit as st
+from streamlit.navigation.page import StreamlitPage
+from streamlit.runtime.scriptrunner import get_script_run_ctx
+
+from kvviz.experiment import Experiment
+from ui.frame import styles
+from ui.sidebar import sidebar
+from ui.state import experiment as collect
+
+ROOT = Path(__file__).parents[1]
+
+PAGES = {
+    "compare": (
+        "Compare",
+        ":material/view_column:",
+        "Policies write side by side: what they say, how far they are from the full cache, what it cost.",
+    ),
+    "values": (
+        "Values",
+        ":material/scatter_plot:",
+        "One head: its values on a plane, what is kept and evicted, and the error between them.",
+    ),
+    "capacity": (
+        "Capacity",
+        ":material/show_chart:",
+        "How much of the full cache's capacity each policy keeps.",
+    ),
+    "heads": (
+        "Heads",
+        ":material/grid_on:",
+        "Where in the model the eviction error is large, layer by head.",
+    ),
+    "tokens": (
+        "Tokens",
+        ":material/format_color_text:",
+        "The prompt as text, shaded by what is kept; and why, token by token.",
+    ),
+    "long": (
+        "Long generation",
+        ":material/timeline:",
+        "Far past the budget: eviction goes on while the policies write.",
+    ),
+}
+"""File in pages/ -> title, icon, what it shows."""
+
+
+@contextmanager
+def frame() -> Iterator[StreamlitPage]:
+    """Draw all that surrounds a page; gives the page that is to run inside."""
+    st.set_page_config("kvviz", ROOT / "ui" / "icon.svg", layout="wide", initial_sidebar_state=348)
+    styles()
+    page = st.navigation(
+        [
+            st.Page(ROOT / "pages" / f"{name}.py", title=title, icon=icon, help=about, default=name == "compare")
+            for name, (title, icon, about) in PAGES.items()
+            if (ROOT / "pages" / f"{name}.py").exists()
+        ],
+        position="top",
+    )
+    st.session_state._title = page.title
+    st.session_state._framed = True
+    try:
+        sidebar()
+        yield page
+    finally:
+        st.session_state._framed = False
+
+
+def framed() -> None:
+    """Draw the frame if the page runs without it.
+
+    Streamlit takes a folder named pages/ for its own kind of multipage app until st.navigation has been called once in the
+    process: the very first visit, if it is to a page's own address, runs the page and not app.py. (So does AppTest, always.)
+    """
+    context = get_script_run_ctx()
+    if not st.session_state.get("_framed") and not (context and context.fragment_ids_this_run):
+        with frame():
+            pass
+
+
+def experiment() -> Experiment:
+    """What the sidebar says; the first call of every page."""
+    framed()
+    return collect()

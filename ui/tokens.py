@@ -1,0 +1,196 @@
+"""The text of the page Tokens as one piece of HTML, its legend, the facts about one token, and the clicks and arrow keys on it.
+
+Every token is escaped. The text stands in a box that scrolls. A small component of our own, which shows nothing, tells the page
+which token was clicked or reached with the arrow keys, and keeps the chosen one in view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+
+import numpy as np
+import streamlit as st
+
+from kvviz.analysis.tokens import Shares
+from ui.html import both
+
+LEVELS = 16
+"""Steps of shading."""
+
+STRONGEST = 62
+"""Percent of the policy's colour behind a token that all heads keep; the text stays readable on it."""
+
+MORE, FEWER = "light-dark(#542788, #b2abd2)", "light-dark(#b35806, #fdb863)"
+"""PuOr's two sides: the first policy keeps it in more heads, or in fewer."""
+
+_SCRIPT = """
+export default function ({ data, setTriggerValue }) {
+  const pick = (index) => setTriggerValue("token", index)
+  const onClick = (event) => {
+    const token = event.target.closest?.(".kv-strip > *")
+    if (token) pick([...token.parentElement.children].indexOf(token))
+  }
+  const onKey = (event) => {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key]
+    if (!by || event.shiftKey || event.ctrlKey || event.altKey || event.metaKey) return
+    const strip = event.target.closest?.(".kv-strip")
+    const next = data.token + by
+    if (!strip || next < 0 || next >= strip.children.length) return
+    event.preventDefault()
+    pick(next)
+  }
+  const show = () => {
+    const chosen = document.querySelector(".kv-strip > .kv-chosen")
+    const box = document.querySelector(".st-key-strip")
+    if (!chosen || !box) return
+    const [token, frame] = [chosen.getBoundingClientRect(), box.getBoundingClientRect()]
+    if (token.top < frame.top + 8 || token.bottom > frame.bottom - 8)
+      box.scrollTop += token.top - frame.top - frame.height / 3
+  }
+  document.addEventListener("click", onClick)
+  document.addEventListener("keydown", onKey)
+  const timer = setTimeout(show, 150)
+  return () => {
+    clearTimeout(timer)
+    document.removeEventListener("click", onClick)
+    document.removeEventListener("keydown", onKey)
+  }
+}
+"""
+
+_listener = st.components.v2.component("kvviz_tokens", js=_SCRIPT)
+
+
+def listen(token: int, on_pick: Callable[[], None]) -> None:
+    """Hear clicks and arrow keys on the text; `picked()` inside `on_pick` is the token."""
+    _listener(key="strip_clicks", data={"token": token}, on_token_change=on_pick)
+
+
+def picked() -> int | None:
+    """The token that was clicked, in the callback."""
+    found = st.session_state.strip_clicks.token
+    return found if isinstance(found, int) else None
+
+
+def strip(texts: Sequence[str], first: Shares, second: Shares | None = None, token: int | None = None) -> str:
+    """The text, every token shaded by the share of heads that keep it, or by the difference of two policies.
+
+    Struck through: no head keeps it (of either policy). In a comparison a solid line under a token says that the first policy
+    keeps it in more heads, a dotted one that the second does.
+    """
+    names = _shades(first) if second is None else _differences(first, second)
+    gone = (first.counts == 0) if second is None else (first.counts == 0) & (second.counts == 0)
+    notes = _notes(first, second)
+    parts = []
+    for index, (text, name, out, note) in enumerate(zip(texts, names, gone.tolist(), notes, strict=True)):
+        tag = "del" if out else "span"
+        chosen = " kv-chosen" if index == token else ""
+        parts.append(f'<{tag} class="{name}{chosen}" title="{index}: {note}">{shown(text)}</{tag}>')
+    about = f"The prompt, {len(texts):,} tokens. Left and right arrow keys choose a token."
+    style = f"--kv-c:{both(first.policy)}"
+    return (
+        f'<div class="kv-strip" role="group" tabindex="0" aria-label="{about}" style="{style}">{"".join(parts)}</div>'
+    )
+
+
+def shown(text: str) -> str:
+    """A token as it stands in the text: escaped, with line breaks and tabs that can be seen and clicked."""
+    return escape(text).replace("\r", "␍").replace("\n", "↵\n").replace("\t", "⇥\t") or "∅"
+
+
+def _shades(first: Shares) -> list[str]:
+    """One class a token: k0 ... k16."""
+    level = np.ceil(LEVELS * first.shares).astype(int)
+    return [f"k{n}" for n in level.tolist()]
+
+
+def _differences(first: Shares, second: Shares) -> list[str]:
+    """m1 ... m16 where the first policy keeps the token in more heads, f1 ... f16 where in fewer, k0 where alike."""
+    gap = first.shares - second.shares
+    level = np.ceil(LEVELS * np.abs(gap) - 1e-6).astype(int)
+    return [f"{'m' if up else 'f'}{n}" if n else "k0" for n, up in zip(level.tolist(), (gap > 0).tolist(), strict=True)]
+
+
+def _notes(first: Shares, second: Shares | None) -> list[str]:
+    """What pointing at a token says: how many heads keep it."""
+    if second is None:
+        return [f"{n} of {first.heads} heads" for n in first.counts.tolist()]
+    return [
+        f"{a} and {b} of {first.heads} heads"
+        for a, b in zip(first.counts.tolist(), second.counts.tolist(), strict=True)
+    ]
+
+
+def styles() -> str:
+    """Classes of the text, for light and dark."""
+    rules = [
+        ".st-key-strip { border: 1px solid color-mix(in srgb, currentColor 14%, transparent); border-radius: 8px;"
+        " padding: .8rem 1rem; overflow-y: auto; scrollbar-gutter: stable }",
+        ".kv-strip { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, 'Liberation Mono', monospace; font-size: .84rem;"
+        " line-height: 1.75; white-space: pre-wrap; overflow-wrap: anywhere; outline-offset: 6px }",
+        ".kv-strip > * { border-radius: 2px; padding: 1px 0; cursor: pointer; text-underline-offset: 4px }",
+        ".kv-strip > :hover { outline: 1px solid currentColor }",
+        ".kv-strip > .kv-chosen { outline: 2px solid currentColor; outline-offset: 1px; font-weight: 700 }",
+        ".kv-strip del, .kv-key del { text-decoration: line-through; text-decoration-thickness: 1px; opacity: .62 }",
+        ".kv-key { display: flex; flex-wrap: wrap; gap: .25rem 1.1rem; font-size: .84rem; align-items: center }",
+        ".kv-key > span > :first-child { padding: 1px .45em; margin-right: .4em; border-radius: 2px;"
+        " font-family: ui-monospace, Menlo, Consolas, monospace }",
+        ".kv-ramp { display: inline-block; width: 7rem; height: .8rem; vertical-align: -.1rem }",
+        ".kv-why { width: 100% } .kv-why th { font-weight: 600; text-align: left; font-size: .8rem; opacity: .75; border: 0 }",
+        ".kv-why th:not(:first-child), .kv-why td:not(:first-child) { text-align: right; font-variant-numeric: tabular-nums;"
+        " white-space: nowrap; padding-left: .8rem }",
+        ".kv-quote { font-family: ui-monospace, Menlo, Consolas, monospace; font-size: 1.05rem; font-weight: 600;"
+        " white-space: pre-wrap; overflow-wrap: anywhere }",
+        ".kv-context { font-family: ui-monospace, Menlo, Consolas, monospace; font-size: .84rem; opacity: .8;"
+        " white-space: pre-wrap; overflow-wrap: anywhere }",
+    ]
+    for level in range(1, LEVELS + 1):
+        share = round(STRONGEST * level / LEVELS)
+        rules.append(f".k{level} {{ background: color-mix(in srgb, var(--kv-c) {share}%, transparent) }}")
+        line = "text-decoration: underline; text-decoration-thickness: 2px;" if level > 1 else ""
+        dots = "text-decoration: underline dotted; text-decoration-thickness: 2px;" if level > 1 else ""
+        rules.append(f".m{level} {{ background: color-mix(in srgb, {MORE} {share}%, transparent); {line} }}")
+        rules.append(f".f{level} {{ background: color-mix(in srgb, {FEWER} {share}%, transparent); {dots} }}")
+    return f"<style>{' '.join(rules)}</style>"
+
+
+def legend(first: Shares, second: Shares | None) -> str:
+    """What shading, strokes and lines mean, with the numbers of this prompt."""
+    n, heads = len(first.counts), first.heads
+    if second is None:
+        full = f"color-mix(in srgb, {both(first.policy)} {STRONGEST}%, transparent)"
+        ramp = f"background:linear-gradient(to right, transparent, {full})"
+        none, every = int((first.counts == 0).sum()), int((first.counts == heads).sum())
+        return _key(
+            f'<i class="kv-ramp" style="{ramp}"></i>kept by 0 to {heads:,} heads (all layers)',
+            f"<del>text</del>kept by no head: {none:,} of {n:,} tokens",
+            f"kept by every head: {every:,} tokens",
+        )
+    gap = first.counts - second.counts
+    none = int(((first.counts == 0) & (second.counts == 0)).sum())
+    return _key(
+        f'<span class="m10">text</span>{escape(first.label)} keeps it in more heads: {int((gap > 0).sum()):,} tokens',
+        f'<span class="f10">text</span>{escape(second.label)} does: {int((gap < 0).sum()):,} tokens',
+        f"<del>text</del>kept by no head of either: {none:,} tokens",
+    )
+
+
+def _key(*entries: str) -> str:
+    return f'<div class="kv-key">{"".join(f"<span>{entry}</span>" for entry in entries)}</div>'
+
+
+def quote(texts: Sequence[str], token: int, around: int = 8) -> str:
+    """The chosen token with a few words around it."""
+    before, after = "".join(texts[max(0, token - around) : token]), "".join(texts[token + 1 : token + 1 + around])
+    line = lambda text: escape(text.replace("\n", "↵"))  # noqa: E731
+    mark = f'<span class="kv-quote">{line(texts[token]) or "∅"}</span>'
+    return f'<div class="kv-context">{line(before)}{mark}{line(after)}</div>'
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Facts in columns; everything is escaped."""
+    cells = lambda tag, row: "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)  # noqa: E731
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    top = f"<thead><tr>{cells('th', head)}</tr></thead>"
+    return f'<table class="kv-facts kv-why" data-testid="kv-why">{top}<tbody>{body}</tbody></table>'
