@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from kvviz.analysis.capacities import budgets_of, capacity_curves, spearman
 from kvviz.analysis.core import Store, checked_budgets, shared
 from kvviz.analysis.head import error_curves, head_view
@@ -69,6 +71,11 @@ class Analysis(Store):
         Policies that evict step by step (MomentKV in rounds) have every second point only; the others are NaN.
         """
         return capacity_curves(self, policies, shares, progress=progress)
+
+    def capacity_at(self, policy: Policy, budget: int) -> np.ndarray:
+        """Share [3] of the full cache's capacities that a policy keeps at one budget, mean over layers and KV heads."""
+        n = self.state.n_tokens
+        return capacity_curves(self, [policy], [1 - min(budget, n) / n]).mean(policy.label)[:, 0]
 
     def head_capacity(
         self, policies: Sequence[Policy], shares: Sequence[float], layer: int, kv_head: int

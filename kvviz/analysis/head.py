@@ -61,9 +61,10 @@ def head_view(store: Store, policy: Policy, budget: int, layer: int, head: int, 
     plane = projection(store, layer, kv_head)
     parts = parts_of(store, policy, [budget], layer, head)
     tips = plane.transform(_vectors(parts)[0])
-    lower = [b for b in budgets if b <= own.n_tokens // 2]
-    reach = np.array([np.inf] if own.sliding else curve(store, policy, budgets, layer, head).room[: len(lower)])
-    room = min(_room(tips, plane), reach.min(initial=np.inf))
+    room = _room(tips[:3], plane)
+    if not own.sliding:
+        usual = [own.n_tokens / 32 <= b <= own.n_tokens / 2 for b in budgets]
+        room = min(room, curve(store, policy, budgets, layer, head).room[usual].min(initial=np.inf))
     first = max(own.total_tokens - own.n_tokens, 0) if own.sliding else 0
     return HeadView(
         policy=policy.name,
@@ -99,7 +100,7 @@ def _vectors(parts: Decomposition) -> Tensor:
 
 
 def _room(tips: np.ndarray, plane: Projection) -> float:
-    """How many times longer all arrows can be and still end inside the axes."""
+    """How many times longer f, f_R and f_E can be and still end inside the axes."""
     room = np.inf
     for axis, (low, high) in enumerate((plane.x_range, plane.y_range)):
         border = BORDER * (high - low)
@@ -145,7 +146,7 @@ def curve(store: Store, policy: Policy, budgets: Sequence[int], layer: int, head
             parts = parts_of(store, policy, budgets[start : start + size], layer, head)
             errors += parts.relative_error.mean(dim=1).tolist()
             corrected += parts.corrected_error.mean(dim=1).tolist()
-            room += [_room(tips, plane) for tips in plane.transform(_vectors(parts))]
+            room += [_room(tips[:3], plane) for tips in plane.transform(_vectors(parts))]
         return Curve(np.array(errors), np.array(corrected), np.array(room))
 
     return store.result(("curve", policy, tuple(budgets), layer, head), make)

@@ -23,25 +23,34 @@ class Measure(NamedTuple):
 
 MEASURES: dict[str, Measure] = {
     "relative_error": Measure(
-        "Relative error", "w<sub>E</sub> γ", "Length of the error, ‖f − f_R‖, over the length of the full output f."
+        "Relative error",
+        "w<sub>E</sub> γ",
+        "Length of the error over the length of the full output, $\\lVert f - f_R\\rVert / \\lVert f\\rVert = w_E\\gamma$.",
     ),
-    "w_E": Measure("Attention lost", "w<sub>E</sub>", "Share of the attention that falls on evicted entries, 0 to 1."),
+    "w_E": Measure(
+        "Attention lost", "w<sub>E</sub>", "Share $w_E$ of the attention that falls on evicted entries, 0 to 1."
+    ),
     "cos": Measure(
-        "Cosine of f_E and f_R",
+        "Directional gap (cosine)",
         "cos(f<sub>E</sub>, f<sub>R</sub>)",
-        "Directional gap: 1 means that the evicted part points where the kept part points.",
+        "Cosine of $f_E$ and $f_R$; 1 means that the evicted part's output points where the kept part's points.",
         signed=True,
     ),
-    "gamma": Measure("Gap", "γ", "‖f_E − f_R‖ / ‖f‖: how far the evicted part's output is from the kept part's."),
+    "gamma": Measure(
+        "Gap γ",
+        "γ",
+        "How far the evicted part's output is from the kept part's, $\\gamma = \\lVert f_E - f_R\\rVert / \\lVert f\\rVert$.",
+    ),
     "corrected_error": Measure(
         "Error after correction",
         "‖f − f̂‖ / ‖f‖",
-        "Relative error when the evicted part is put back from its moments.",
+        "Relative error when the evicted part is put back from its moments, as MomentKV does.",
     ),
     "log_z_gap": Measure(
-        "log Z_E minus its estimate",
+        "Lost mass beyond its estimate",
         "log Z<sub>E</sub> − log Ẑ<sub>E</sub>",
-        "How far the estimate of the lost attention mass is too low, in nats; 3 nats are a factor of 20.",
+        "$\\log Z_E - \\log \\hat Z_E$ in nats: how far the estimate of the lost attention mass is too low; 3 nats are a "
+        "factor of 20.",
         signed=True,
     ),
 }
@@ -64,8 +73,9 @@ class HeadView:
         x_range, y_range: fixed ranges that hold every value and the origin.
         kept: [N] bool. scores: [N] float32, higher = keep.
         origin: [2], the zero vector on the plane.
-        arrows: name -> [2], where "f", "f_R", "f_E" and "estimate" end, true to length. scale: how many times longer they
-            are to be drawn, since averages are short beside the values; one scale for all budgets but the largest.
+        arrows: name -> [2], where "f", "f_R", "f_E" and "estimate" end, true to length.
+        scale: how many times longer they are to be drawn, since averages are short beside the values; the same for all
+            budgets but very small and very large ones.
         lengths: name -> mean norm of the same vectors in all d dimensions.
         angle: degrees between f_R and f_E, mean of the probes' angles.
         w_E, gamma, cos, relative_error, corrected_error, log_z_gap, cos_estimate: see MEASURES and kvviz.errors.

@@ -27,51 +27,48 @@ def curve(
         head: (layer, KV head), or None for all.
     """
     row = list(CAPACITIES).index(which)
-    figure = go.Figure()
-    x = 100 * curves.removed
-    lowest = 100.0
     looks = style.looks(curves.policies, dark)
+    x, traces, lowest = 100 * curves.removed, [], 100.0
     if head is None:
         for label in curves.shares:
             low, high = (100 * band[row] for band in curves.quantiles(label))
-            _add_band(figure, x, low, high, looks[label].colour)
+            traces += _band(x, low, high, looks[label].colour)
     for label in curves.policies:
         y = 100 * (curves.mean(label) if head is None else curves.at(label, *head))[row]
-        lowest = min(lowest, float(np.nanmin(y)) if np.isfinite(y).any() else lowest)
-        figure.add_trace(_line(x, y, label, looks[label]))
+        lowest = min(lowest, float(np.nanmin(y, initial=100.0)))
+        traces.append(_line(x, y, label, looks[label]))
     full = style.colour("full", dark)
-    note = dict(
-        annotation_text="full cache", annotation_position="top right", annotation_font=dict(color=full, size=11)
-    )
-    figure.add_hline(y=100, line=dict(color=full, width=1.5), **note)
-    figure.add_vline(x=100 * removed, line=dict(color=style.ink(dark), width=1.5))
-    return style.layout(
-        figure,
+    top = dict(type="line", x0=0, x1=1, xref="paper", y0=100, y1=100, yref="y", line=dict(color=full, width=1.5))
+    note = dict(text="full cache", x=0, xref="paper", xanchor="left", y=100, yanchor="bottom", showarrow=False)
+    return style.draw(
+        traces,
         dark,
         height=height,
         showlegend=False,
         margin=dict(t=34, b=8, l=8, r=8),
         title=dict(text=f"<b>{CAPACITIES[which].title}</b>  {CAPACITIES[which].symbol}", y=0.97),
         xaxis=dict(title=dict(text="share removed (%)"), range=[-1, 101], dtick=25, zeroline=False),
-        yaxis=dict(title=dict(text="of the full cache (%)"), range=[max(0, lowest - 6) if head is None else 0, 107]),
+        yaxis=dict(title=dict(text="of the full cache (%)"), range=[max(0, lowest - 6), 107]),
+        shapes=[top, style.across(100 * removed, style.ink(dark))],
+        annotations=[note | dict(font=dict(color=full, size=11))],
         hovermode="closest",
         uirevision="fixed",
     )
 
 
-def _add_band(figure: go.Figure, x: np.ndarray, low: np.ndarray, high: np.ndarray, colour: str) -> None:
-    plain = dict(mode="lines", line=dict(width=0), hoverinfo="skip", showlegend=False)
+def _band(x: np.ndarray, low: np.ndarray, high: np.ndarray, colour: str) -> list[dict]:
     there = np.isfinite(low)
-    figure.add_trace(go.Scatter(x=x[there], y=low[there], **plain))
-    fill = style.transparent(colour, 0.12)
-    figure.add_trace(go.Scatter(x=x[there], y=high[there], fill="tonexty", fillcolor=fill, **plain))
+    plain = dict(type="scatter", mode="lines", x=x[there], line=dict(width=0), hoverinfo="skip", showlegend=False)
+    fill = dict(fill="tonexty", fillcolor=style.transparent(colour, 0.12))
+    return [plain | dict(y=low[there]), plain | dict(y=high[there]) | fill]
 
 
-def _line(x: np.ndarray, y: np.ndarray, label: str, look: style.Look) -> go.Scatter:
-    return go.Scatter(
+def _line(x: np.ndarray, y: np.ndarray, label: str, look: style.Look) -> dict:
+    return dict(
+        type="scatter",
+        mode="lines+markers",
         x=x,
         y=y,
-        mode="lines+markers",
         name=escape(label),
         connectgaps=True,
         line=dict(color=look.colour, width=2, dash=look.dash),
@@ -99,15 +96,15 @@ def against_divergence(points: list[dict], which: str, dark: bool = False, heigh
     Args:
         points: dicts with policy, label, budget, capacity (share of the full cache's) and kl (nats a token).
     """
-    figure = go.Figure()
-    looks = style.looks({p["label"]: p["policy"] for p in points}, dark)
-    for label, look in looks.items():
+    traces = []
+    for label, look in style.looks({p["label"]: p["policy"] for p in points}, dark).items():
         mine = [p for p in points if p["label"] == label]
-        figure.add_trace(
-            go.Scatter(
+        traces.append(
+            dict(
+                type="scatter",
+                mode="markers",
                 x=[100 * p["capacity"] for p in mine],
                 y=[p["kl"] for p in mine],
-                mode="markers",
                 name=escape(label),
                 marker=dict(
                     color=look.colour, symbol=look.symbol, size=11, line=dict(color=style.paper(dark), width=1)
@@ -117,12 +114,13 @@ def against_divergence(points: list[dict], which: str, dark: bool = False, heigh
                 "<br>mean KL %{y:.2g} nats a token<extra></extra>",
             )
         )
-    return style.layout(
-        figure,
+    return style.draw(
+        traces,
         dark,
         height=height,
+        showlegend=True,
         xaxis=dict(title=dict(text=f"{CAPACITIES[which].title} (% of the full cache)")),
-        yaxis=dict(title=dict(text="mean KL (nats a token)"), type="log", dtick=1),
+        yaxis=dict(title=dict(text="mean KL (nats a token)"), type="log", dtick=1, exponentformat="none"),
         hovermode="closest",
         uirevision="fixed",
     )

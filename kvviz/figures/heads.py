@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from kvviz.analysis.views import MEASURES, ErrorMap
 from kvviz.figures import style
 
 ROW = 17
 """Height of a layer's row in pixels."""
+
+LEFT = 0.74
+"""The map's share of the width."""
 
 
 def head_map(
@@ -26,34 +28,34 @@ def head_map(
     about = MEASURES[measure]
     values = data[measure] if other is None else data.minus(other)[measure]
     layers, heads = values.shape
-    figure = make_subplots(1, 2, shared_yaxes=True, column_widths=[0.74, 0.26], horizontal_spacing=0.02)
-    figure.add_trace(_heatmap(values, about.signed or other is not None, about.symbol, measure, dark), 1, 1)
-    figure.add_trace(_markers(values, about.title, data, other), 1, 1)
-    _add_spread(figure, values, dark)
-    for edge in range(data.groups, heads, data.groups):
-        figure.add_vline(x=edge - 0.5, line=dict(color=style.paper(dark), width=3), row=1, col=1)
+    bars = [
+        dict(type="line", x0=e - 0.5, x1=e - 0.5, xref="x", y0=-0.5, y1=layers - 0.5, yref="y")
+        for e in range(data.groups, heads, data.groups)
+    ]
+    every = 1 if layers <= 16 else 2 if layers <= 40 else 4
     plain = dict(showgrid=False, zeroline=False, fixedrange=True)
-    style.layout(
-        figure,
+    rows = dict(range=[layers - 0.5, -0.5], tickvals=list(range(0, layers, every)), title=dict(text="layer"), **plain)
+    columns = dict(domain=[0, LEFT], dtick=1 if heads <= 16 else 4, title=dict(text="query head"), **plain)
+    spread = dict(domain=[LEFT + 0.02, 1], anchor="y", title=dict(text="median, quartiles"), fixedrange=True, nticks=4)
+    return style.draw(
+        [
+            _heatmap(values, about.signed or other is not None, about.symbol, measure, dark),
+            _markers(values, about.title, data, other),
+            *_spread(values, dark),
+        ],
         dark,
-        height=max(340, ROW * layers + 96),
+        height=max(340, ROW * layers + 90),
+        xaxis=columns,
+        xaxis2=spread,
+        yaxis=rows,
+        shapes=[bar | dict(line=dict(color=style.paper(dark), width=3)) for bar in bars],
+        annotations=_sliding_notes(data),
         hovermode="closest",
         hoverdistance=-1,
         uirevision=measure,
         showlegend=False,
-        annotations=_sliding_notes(data),
         margin=dict(t=12, b=8, l=8, r=8),
     )
-    every = 1 if layers <= 16 else 2 if layers <= 40 else 4
-    figure.update_xaxes(dict(title=dict(text="query head"), dtick=1 if heads <= 16 else 4, **plain), row=1, col=1)
-    figure.update_yaxes(
-        dict(title=dict(text="layer"), tickvals=list(range(0, layers, every)), range=[layers - 0.5, -0.5], **plain),
-        row=1,
-        col=1,
-    )
-    figure.update_yaxes(dict(range=[layers - 0.5, -0.5], showgrid=False, fixedrange=True), row=1, col=2)
-    figure.update_xaxes(dict(title=dict(text="median, quartiles"), fixedrange=True, nticks=4), row=1, col=2)
-    return figure
 
 
 def limits(values: np.ndarray, signed: bool, measure: str) -> tuple[float, float]:
@@ -66,9 +68,10 @@ def limits(values: np.ndarray, signed: bool, measure: str) -> tuple[float, float
     return 0.0, top
 
 
-def _heatmap(values: np.ndarray, signed: bool, symbol: str, measure: str, dark: bool) -> go.Heatmap:
+def _heatmap(values: np.ndarray, signed: bool, symbol: str, measure: str, dark: bool) -> dict:
     low, high = limits(values, signed, measure)
-    return go.Heatmap(
+    return dict(
+        type="heatmap",
         z=values.astype(np.float32),
         zmin=low,
         zmax=high,
@@ -81,7 +84,7 @@ def _heatmap(values: np.ndarray, signed: bool, symbol: str, measure: str, dark: 
             title=dict(text=symbol, side="top"),
             orientation="h",
             thickness=10,
-            len=0.74,
+            len=LEFT,
             x=0,
             xanchor="left",
             y=1.01,
@@ -93,50 +96,40 @@ def _heatmap(values: np.ndarray, signed: bool, symbol: str, measure: str, dark: 
     )
 
 
-def _markers(values: np.ndarray, title: str, data: ErrorMap, other: ErrorMap | None) -> go.Scatter:
+def _markers(values: np.ndarray, title: str, data: ErrorMap, other: ErrorMap | None) -> dict:
     layer, head = np.indices(values.shape).reshape(2, -1)
     shown = [f"{style.number(v)}" for v in values.ravel()]
     what = title if other is None else f"{title}: {data.label} minus {other.label}"
-    return go.Scatter(
+    return dict(
+        type="scatter",
         x=head.astype(np.int32),
         y=layer.astype(np.int32),
         mode="markers",
         marker=dict(symbol="square", size=ROW - 1, color="rgba(0,0,0,0)", line=dict(width=0)),
         selected=dict(marker=dict(opacity=0)),
         unselected=dict(marker=dict(opacity=0)),
-        customdata=np.stack([layer, head], axis=1).astype(np.int32),
+        customdata=np.stack([layer, head], axis=1).tolist(),  # as arrays they come back from a click as objects
         text=shown,
         hovertemplate=f"layer %{{y}}, head %{{x}}<br>{what} %{{text}}<br>click: open in Values<extra></extra>",
         name="cells",
     )
 
 
-def _add_spread(figure: go.Figure, values: np.ndarray, dark: bool) -> None:
+def _spread(values: np.ndarray, dark: bool) -> list[dict]:
     """Quartiles as a band, the median as a line, layer by layer."""
     rows = np.flatnonzero(np.isfinite(values).any(axis=1))
     if not len(rows):
-        return
+        return []
     low, middle, high = np.nanquantile(values[rows], (0.25, 0.5, 0.75), axis=1)
-    colour = style.ink(dark)
-    band = dict(mode="lines", line=dict(width=0), hoverinfo="skip", showlegend=False)
-    figure.add_trace(go.Scatter(x=low, y=rows, **band), 1, 2)
-    figure.add_trace(
-        go.Scatter(x=high, y=rows, fill="tonextx", fillcolor=style.transparent(style.muted(dark), 0.28), **band), 1, 2
-    )
-    quartiles = np.stack([low, high], axis=1)
-    figure.add_trace(
-        go.Scatter(
-            x=middle,
-            y=rows,
-            mode="lines",
-            line=dict(color=colour, width=2),
-            customdata=quartiles,
-            hovertemplate="layer %{y}<br>median %{x:.2g}<br>quartiles %{customdata[0]:.2g}, %{customdata[1]:.2g}<extra></extra>",
-            name="median",
-        ),
-        1,
-        2,
-    )
+    place = dict(type="scatter", mode="lines", xaxis="x2", yaxis="y", y=rows)
+    edge = place | dict(line=dict(width=0), hoverinfo="skip")
+    facts = "layer %{y}<br>median %{x:.2g}<br>quartiles %{customdata[0]:.2g}, %{customdata[1]:.2g}<extra></extra>"
+    line = dict(x=middle, line=dict(color=style.ink(dark), width=2), name="median", hovertemplate=facts)
+    return [
+        edge | dict(x=low),
+        edge | dict(x=high, fill="tonextx", fillcolor=style.transparent(style.muted(dark), 0.28)),
+        place | line | dict(customdata=np.stack([low, high], axis=1)),
+    ]
 
 
 def _sliding_notes(data: ErrorMap) -> list[dict]:

@@ -155,13 +155,23 @@ def legend(policies: Mapping[str, str]) -> str:
     entries = {**policies, "full cache": "full"}
     light, dark = looks(entries), looks(entries, dark=True)
     items = []
-    for label in entries:
-        stroke = f"stroke:light-dark({light[label].colour},{dark[label].colour});stroke-width:2.5"
-        dashes = "" if light[label].dash == "solid" else f";stroke-dasharray:{light[label].dash.replace('px', '')}"
-        line = f'<line x1="1" y1="4" x2="33" y2="4" style="{stroke}{dashes}"/>'
-        line = f'<svg width="34" height="8" aria-hidden="true">{line}</svg>'
-        items.append(f'<span style="display:inline-flex;align-items:center;gap:.4em">{line}{escape(label)}</span>')
-    return f'<div style="display:flex;flex-wrap:wrap;gap:.2em 1.2em;font-size:.87rem">{"".join(items)}</div>'
+    for label, name in entries.items():
+        stops = _stops(f"light-dark({light[label].colour},{dark[label].colour})", dash(name))
+        line = f'<span style="width:34px;height:3px;background:repeating-linear-gradient(90deg,{stops})"></span>'
+        items.append(f'<span style="display:inline-flex;align-items:center;gap:.45em">{line}{escape(label)}</span>')
+    return f'<div style="display:flex;flex-wrap:wrap;gap:.2em 1.3em;font-size:.9rem">{"".join(items)}</div>'
+
+
+def _stops(colour: str, pattern: str) -> str:
+    """A dash pattern as the stops of a CSS gradient."""
+    if pattern == "solid":
+        return f"{colour} 0 34px"
+    at, stops = 0, []
+    for number, part in enumerate(pattern.split(",")):
+        end = at + int(part.removesuffix("px"))
+        stops.append(f"{'transparent' if number % 2 else colour} {at}px {end}px")
+        at = end
+    return ",".join(stops)
 
 
 def mix(hex_colour: str, other: str, share: float) -> str:
@@ -184,6 +194,11 @@ def transparent(hex_colour: str, alpha: float) -> str:
 def alarm(dark: bool = False) -> str:
     """Colour of an error that a figure points at; no policy has it."""
     return "#F2827A" if dark else "#B3261E"
+
+
+def estimate(dark: bool = False) -> str:
+    """Colour of what is estimated from moments; no policy has it."""
+    return "#C99BE3" if dark else "#7B3294"
 
 
 def ink(dark: bool = False) -> str:
@@ -224,6 +239,24 @@ def number(value: float | None, digits: int = 2) -> str:
     if abs(rounded) < 1e-4:
         return f"{rounded:.{digits - 1}e}"
     return f"{rounded:,.{max(places, 0)}f}".replace("-", "\u2212")
+
+
+def draw(traces: list[dict], dark: bool = False, **more) -> go.Figure:
+    """A figure of plain traces in the common look; `more` is its layout.
+
+    Plotly's validation would take longer than the numbers do, so it is left out here: the tests validate every figure.
+    """
+    return go.Figure({"data": traces, "layout": {**more, "template": _plain(dark)}}, _validate=False)
+
+
+def across(x: float, colour: str) -> dict:
+    """A vertical line over the whole height, as a shape."""
+    return dict(type="line", x0=x, x1=x, xref="x", y0=0, y1=1, yref="paper", line=dict(color=colour, width=1.5))
+
+
+@cache
+def _plain(dark: bool) -> dict:
+    return template(dark).to_plotly_json()
 
 
 def layout(figure: go.Figure, dark: bool = False, **more) -> go.Figure:

@@ -27,11 +27,14 @@ LABEL_ROOM = (0.045, 0.05)
 """Width and height of an arrow's label, as shares of the axes."""
 
 
+ROUNDING = 1e-6
+"""Errors below are none."""
+
 ROOM_OF_ANGLE = 2.4
 """The same for the labels of the angle, whose axes are this long."""
 
 
-def plane(view: HeadView, texts: Sequence[str] | None = None, dark: bool = False, height: int = 560) -> go.Figure:
+def plane(view: HeadView, texts: Sequence[str] | None = None, dark: bool = False) -> go.Figure:
     """All N values on the PCA plane, evicted ones as crosses, kept ones as circles, and the four arrows from the origin.
 
     The axes depend on the values alone: moving the budget moves points between the two sets and nothing else.
@@ -39,18 +42,16 @@ def plane(view: HeadView, texts: Sequence[str] | None = None, dark: bool = False
     Args:
         texts: the N tokens as people read them, for the hover.
     """
-    figure = go.Figure()
-    _add_points(figure, view, texts, dark)
-    _add_arrows(figure, view, dark)
     names = [f"PC {i + 1} ({style.number(100 * share)}% of the variance)" for i, share in enumerate(view.explained)]
     plain = dict(showgrid=False, zeroline=False, showticklabels=False)
-    return style.layout(
-        figure,
+    width, height = np.ptp([view.x_range, view.y_range], axis=1)
+    return style.draw(
+        _points(view, texts, dark),
         dark,
-        height=height,
+        height=round(float(np.clip(90 + 620 * height / width, 380, 600))),
         xaxis=dict(range=view.x_range, title=dict(text=names[0]), **plain),
         yaxis=dict(range=view.y_range, title=dict(text=names[1]), scaleanchor="x", **plain),
-        annotations=_labels(view, dark),
+        annotations=[_scale_note(view, dark), *_arrows(view, dark), *_labels(view, dark)],
         hovermode="closest",
         dragmode="pan",
         uirevision=f"{view.layer}.{view.kv_head}",
@@ -58,60 +59,36 @@ def plane(view: HeadView, texts: Sequence[str] | None = None, dark: bool = False
     )
 
 
-def _add_points(figure: go.Figure, view: HeadView, texts: Sequence[str] | None, dark: bool) -> None:
+def _points(view: HeadView, texts: Sequence[str] | None, dark: bool) -> list[dict]:
     labels = np.array([escape(texts[i]) for i in view.positions], dtype=object) if texts is not None else None
     kept, evicted = np.flatnonzero(view.kept), np.flatnonzero(~view.kept)
     every = max(1, -(-len(evicted) // max(1, MAX_POINTS - len(kept))))
     rest = "" if every == 1 else f", one in {every} drawn"
-    colour = style.colour(view.policy, dark)
     faint = style.transparent(style.muted(dark), 0.5)
     crosses = dict(symbol="x-thin", size=5, color=faint, line=dict(width=1.1, color=faint))
-    circles = dict(symbol="circle", size=8, color=colour, line=dict(width=1, color=style.paper(dark)))
-    for name, index, marker in (
-        (f"evicted: {len(evicted):,}{rest}", evicted[::every], crosses),
-        (f"kept: {len(kept):,}", kept, circles),
-    ):
-        side = name.split(":")[0]
-        token = "<b>%{text}</b><br>" if labels is not None else ""
-        figure.add_trace(
-            go.Scattergl(
-                x=view.points[index, 0],
-                y=view.points[index, 1],
-                mode="markers",
-                name=name,
-                marker=marker,
-                text=labels[index] if labels is not None else None,
-                customdata=np.stack([view.positions[index], view.scores[index]], axis=1).astype(np.float32),
-                hovertemplate=f"{token}position %{{customdata[0]:,d}}, {side}<br>score %{{customdata[1]:.3g}}<extra></extra>",
-            )
-        )
+    circles = dict(symbol="circle", size=8, line=dict(width=1, color=style.paper(dark)))
+    circles["color"] = style.colour(view.policy, dark)
+    return [
+        _cloud(view, labels, evicted[::every], f"evicted: {len(evicted):,}{rest}", "evicted", crosses),
+        _cloud(view, labels, kept, f"kept: {len(kept):,}", "kept", circles),
+    ]
 
 
-def _add_arrows(figure: go.Figure, view: HeadView, dark: bool) -> None:
-    colours, dashes = _arrow_colours(view, dark), {"f_E": "5px,3px", "estimate": "2px,2px"}
-    for name in _arrows_of(view):
-        tip = _drawn(view, name)
-        symbol, words = ARROWS[name]
-        line = np.stack([view.origin, tip]).astype(np.float32)
-        for halo in (True, False):
-            colour = style.transparent(style.paper(dark), 0.9) if halo else colours[name]
-            figure.add_trace(
-                go.Scatter(
-                    x=line[:, 0],
-                    y=line[:, 1],
-                    mode="lines+markers",
-                    name=name,
-                    showlegend=False,
-                    line=dict(color=colour, width=7 if halo else 3, dash=None if halo else dashes.get(name)),
-                    marker=dict(
-                        symbol="arrow", angleref="previous", size=[0, 19 if halo else 14], color=colour, opacity=1
-                    ),
-                    hoverinfo="skip" if halo else None,
-                    hovertemplate=None
-                    if halo
-                    else f"{symbol}, {words}<br>mean length {style.number(view.lengths[name], 3)}<extra></extra>",
-                )
-            )
+def _cloud(view: HeadView, labels: np.ndarray | None, index: np.ndarray, name: str, side: str, marker: dict) -> dict:
+    """Some of the points as one trace."""
+    token = "" if labels is None else "<b>%{text}</b><br>"
+    words = {} if labels is None else {"text": labels[index]}
+    return dict(
+        type="scattergl",
+        mode="markers",
+        x=view.points[index, 0],
+        y=view.points[index, 1],
+        name=name,
+        marker=marker,
+        customdata=np.stack([view.positions[index], view.scores[index]], axis=1).astype(np.float32),
+        hovertemplate=f"{token}position %{{customdata[0]:,d}}, {side}<br>score %{{customdata[1]:.3g}}<extra></extra>",
+        **words,
+    )
 
 
 def _arrows_of(view: HeadView) -> list[str]:
@@ -120,17 +97,41 @@ def _arrows_of(view: HeadView) -> list[str]:
 
 
 def _drawn(view: HeadView, name: str) -> np.ndarray:
-    """Where an arrow ends on the plane, drawn `scale` times as long as it is."""
-    return view.origin + view.scale * (view.arrows[name] - view.origin)
+    """Where an arrow ends on the plane, drawn `scale` times as long as it is, and cut where it would leave the axes."""
+    way = view.scale * (view.arrows[name] - view.origin)
+    edges = np.array([view.x_range, view.y_range])[[0, 1], (way > 0).astype(int)]
+    room = np.divide(edges - view.origin, way, out=np.ones(2), where=np.abs(way) > 1e-9).min()
+    return view.origin + way * min(1.0, 0.94 * room if room < 1 else 1.0)
 
 
 def _arrow_colours(view: HeadView, dark: bool) -> dict[str, str]:
     return {
         "f": style.ink(dark),
         "f_R": style.colour(view.policy, dark),
-        "f_E": style.muted(dark),
-        "estimate": style.colour("momentkv", dark),
+        "f_E": style.mix(style.muted(dark), style.ink(dark), 0.35),
+        "estimate": style.estimate(dark),
     }
+
+
+def _arrows(view: HeadView, dark: bool) -> list[dict]:
+    """The arrows as annotations, which lie above the points' canvas; each over a halo of the page's colour."""
+    colours = _arrow_colours(view, dark)
+    found = []
+    for name in _arrows_of(view):
+        tip = _drawn(view, name)
+        symbol, words = ARROWS[name]
+        line = dict(x=float(tip[0]), y=float(tip[1]), ax=float(view.origin[0]), ay=float(view.origin[1]), text="")
+        line |= dict(xref="x", yref="y", axref="x", ayref="y", showarrow=True, arrowhead=2)
+        fact = f"{symbol}, {words}: mean length {style.number(view.lengths[name], 3)}"
+        found.append(line | dict(arrowcolor=style.paper(dark), arrowwidth=6, arrowsize=0.75, opacity=0.8))
+        found.append(line | dict(arrowcolor=colours[name], arrowwidth=2.8, arrowsize=0.95, hovertext=fact, name=name))
+    return found
+
+
+def _scale_note(view: HeadView, dark: bool) -> dict:
+    text = "" if view.scale == 1 else f"arrows drawn {view.scale} times longer"
+    place = dict(x=1, y=0, xref="paper", yref="paper", xanchor="right", yanchor="bottom", showarrow=False)
+    return dict(text=text, font=dict(color=style.muted(dark), size=12), **place)
 
 
 def _labels(view: HeadView, dark: bool) -> list[dict]:
@@ -140,21 +141,17 @@ def _labels(view: HeadView, dark: bool) -> list[dict]:
     places = []
     for name in names:
         way = (_drawn(view, name) - view.origin) / size
-        places.append(way + way / max(np.linalg.norm(way), 1e-6) * 0.035)
+        places.append(way + way / max(np.linalg.norm(way), 1e-6) * 0.03)
     places = _apart(np.array(places))
     colours = _arrow_colours(view, dark)
-    note = "" if view.scale == 1 else f"arrows drawn {view.scale} times longer"
     return [
-        dict(text=note, x=1, y=0, xref="paper", yref="paper", xanchor="right", yanchor="bottom", showarrow=False)
-        | dict(font=dict(color=style.muted(dark), size=12)),
-    ] + [
         dict(
             x=float(place[0]),
             y=float(place[1]),
             text=f"<b><i>{ARROWS[name][0]}</i></b>",
             showarrow=False,
             font=dict(size=17, color=colours[name]),
-            bgcolor=style.transparent(style.paper(dark), 0.75),
+            bgcolor=style.transparent(style.paper(dark), 0.8),
             borderpad=1,
         )
         for name, place in zip(names, places * size + view.origin, strict=True)
@@ -193,30 +190,27 @@ def angle(view: HeadView, dark: bool = False, height: int = 260) -> go.Figure:
 
     f lies on the line from f_R to f_E, the share w_E along it: the thick piece of that line is the error.
     """
-    figure = go.Figure()
     tips = {"f_R": _tip(view.lengths["f_R"], 0), "f_E": _tip(view.lengths["f_E"], view.angle)}
     tips["f"] = tips["f_R"] + view.w_E * (tips["f_E"] - tips["f_R"])
     scale = max(np.linalg.norm(tips["f_R"]), np.linalg.norm(tips["f_E"]), 1e-9)
     tips = {name: tip / scale for name, tip in tips.items()}
     colours = _arrow_colours(view, dark)
-    _add_arc(figure, view.angle, dark)
-    _add_line(figure, tips["f_R"], tips["f_E"], style.muted(dark), 1.2, "2px,3px", "w<sub>E</sub> = 1")
-    _add_line(figure, tips["f_R"], tips["f"], style.alarm(dark), 5, None, "error f − f<sub>R</sub>")
+    chord = [tips["f_R"], tips["f_E"]]
+    error = [tips["f_R"], tips["f"]]
+    traces = [
+        _arc(view.angle, dark),
+        _line(chord, "from f<sub>R</sub> to f<sub>E</sub>", color=style.muted(dark), width=1.2, dash="2px,3px"),
+        _line(error, "error, f − f<sub>R</sub>", color=style.alarm(dark), width=5),
+    ]
     for name in ("f_E", "f_R", "f"):
-        figure.add_trace(
-            go.Scatter(
-                x=[0, tips[name][0]],
-                y=[0, tips[name][1]],
-                mode="lines+markers",
-                line=dict(color=colours[name], width=2.8, dash="5px,3px" if name == "f_E" else None),
-                marker=dict(symbol="arrow", angleref="previous", size=[0, 13], color=colours[name], opacity=1),
-                hovertemplate=f"{ARROWS[name][0]}, length {style.number(view.lengths[name], 3)}<extra></extra>",
-                showlegend=False,
-            )
-        )
+        dash = {"dash": "5px,3px"} if name == "f_E" else {}
+        fact = f"{ARROWS[name][0]}, length {style.number(view.lengths[name], 3)}"
+        arrow = _line([np.zeros(2), tips[name]], fact, color=colours[name], width=2.8, **dash)
+        head = dict(symbol="arrow", angleref="previous", size=[0, 13], color=colours[name], opacity=1)
+        traces.append(arrow | dict(mode="lines+markers", marker=head | dict(line=dict(width=0))))
     hidden = dict(visible=False, fixedrange=True)
-    return style.layout(
-        figure,
+    return style.draw(
+        traces,
         dark,
         height=height,
         margin=dict(l=4, r=4, t=4, b=4),
@@ -231,34 +225,31 @@ def _tip(length: float, degrees: float) -> np.ndarray:
     return length * np.array([cos(radians(degrees)), sin(radians(degrees))])
 
 
-def _add_arc(figure: go.Figure, degrees: float, dark: bool) -> None:
+def _arc(degrees: float, dark: bool) -> dict:
     t = np.linspace(0, degrees * pi / 180, 40)
-    x, y = 0.3 * np.cos(t), 0.3 * np.sin(t)
-    figure.add_trace(
-        go.Scatter(
-            x=np.concatenate([[0], x, [0]]),
-            y=np.concatenate([[0], y, [0]]),
-            mode="lines",
-            fill="toself",
-            fillcolor=style.transparent(style.muted(dark), 0.16),
-            line=dict(color=style.muted(dark), width=1.2),
-            hoverinfo="skip",
-            showlegend=False,
-        )
+    return dict(
+        type="scatter",
+        mode="lines",
+        x=np.concatenate([[0], 0.3 * np.cos(t), [0]]),
+        y=np.concatenate([[0], 0.3 * np.sin(t), [0]]),
+        fill="toself",
+        fillcolor=style.transparent(style.muted(dark), 0.16),
+        line=dict(color=style.muted(dark), width=1.2),
+        hoverinfo="skip",
+        showlegend=False,
     )
 
 
-def _add_line(figure: go.Figure, start, end, colour: str, width: float, dash: str | None, name: str) -> None:
-    figure.add_trace(
-        go.Scatter(
-            x=[start[0], end[0]],
-            y=[start[1], end[1]],
-            mode="lines",
-            line=dict(color=colour, width=width, dash=dash),
-            name=name,
-            hovertemplate=f"{name}<extra></extra>",
-            showlegend=False,
-        )
+def _line(ends: list[np.ndarray], fact: str, **line) -> dict:
+    (x0, y0), (x1, y1) = ends
+    return dict(
+        type="scatter",
+        mode="lines",
+        x=[float(x0), float(x1)],
+        y=[float(y0), float(y1)],
+        line=line,
+        hovertemplate=f"{fact}<extra></extra>",
+        showlegend=False,
     )
 
 
@@ -300,46 +291,64 @@ def strip(curves: ErrorCurves, budget: int, dark: bool = False, looked_at: str =
     Args:
         looked_at: label of the policy that the page shows; its line is thicker and its error after correction thin beside it.
     """
-    figure = go.Figure()
     looks = style.looks(curves.policies, dark)
-    for label, errors in curves.errors.items():
-        figure.add_trace(_curve(curves.budgets, errors, label, looks[label], wide=label == looked_at))
+    traces = [
+        _curve(curves.budgets, errors, label, looks[label], wide=label == looked_at)
+        for label, errors in curves.errors.items()
+    ]
     if looked_at in curves.corrected:
-        figure.add_trace(
-            go.Scatter(
-                x=curves.budgets,
-                y=curves.corrected[looked_at],
-                mode="lines",
-                name="after correction",
-                line=dict(color=looks[looked_at].colour, width=1.4, dash="1px,3px"),
-                hovertemplate=f"{escape(looked_at)} after correction, %{{x:,d}} entries: %{{y:.2g}}<extra></extra>",
-            )
-        )
-    figure.add_vline(x=budget, line=dict(color=style.ink(dark), width=1.5))
-    top = max((float(np.nanmax(e)) for e in curves.errors.values()), default=1.0)
-    ticks = [b for b in (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768) if b <= curves.n_tokens]
-    return style.layout(
-        figure,
+        traces.append(_corrected(curves, looked_at, looks[looked_at]))
+    ticks = [2**power for power in range(3, 24) if 2**power <= curves.n_tokens]
+    log = dict(type="log", exponentformat="none")
+    return style.draw(
+        traces,
         dark,
         height=height,
         xaxis=dict(
-            type="log", title=dict(text="budget (entries a head)"), tickvals=ticks, ticktext=[f"{t:,}" for t in ticks]
+            title=dict(text="budget (entries a head)"), tickvals=ticks, ticktext=[f"{t:,}" for t in ticks], **log
         ),
-        yaxis=dict(title=dict(text="relative error"), range=[0, 1.06 * top], rangemode="tozero"),
+        yaxis=dict(title=dict(text="relative error"), range=_decades(curves), dtick=1, **log),
+        shapes=[style.across(budget, style.ink(dark))],
         hovermode="closest",
         uirevision="fixed",
     )
 
 
-def _curve(x: np.ndarray, y: np.ndarray, label: str, look: style.Look, wide: bool = False) -> go.Scatter:
-    return go.Scatter(
-        x=x,
-        y=y,
+def _above_zero(errors: np.ndarray) -> np.ndarray:
+    """Errors for a log axis: what rounding leaves where nothing was evicted is no point."""
+    return np.where(errors > ROUNDING, errors, np.nan)
+
+
+def _decades(curves: ErrorCurves) -> list[float]:
+    """Range of the log axis: the errors above 0, at least one power of ten, at most four."""
+    errors = np.concatenate([*curves.errors.values(), *curves.corrected.values(), [1.0]])
+    seen = np.log10(errors[np.isfinite(_above_zero(errors))])
+    top = float(seen.max()) + 0.08
+    return [max(min(float(seen.min()) - 0.08, top - 1), top - 4), top]
+
+
+def _curve(x: np.ndarray, y: np.ndarray, label: str, look: style.Look, wide: bool = False) -> dict:
+    return dict(
+        type="scatter",
         mode="lines+markers",
+        x=x,
+        y=_above_zero(y),
         name=escape(label),
         line=dict(color=look.colour, width=3 if wide else 1.8, dash=look.dash),
         marker=dict(symbol=look.symbol, size=7 if wide else 5, color=look.colour),
         hovertemplate=f"{escape(label)}, %{{x:,d}} entries: %{{y:.2g}}<extra></extra>",
+    )
+
+
+def _corrected(curves: ErrorCurves, label: str, look: style.Look) -> dict:
+    return dict(
+        type="scatter",
+        mode="lines",
+        x=curves.budgets,
+        y=_above_zero(curves.corrected[label]),
+        name="after correction",
+        line=dict(color=look.colour, width=1.4, dash="1px,3px"),
+        hovertemplate=f"{escape(label)} after correction, %{{x:,d}} entries: %{{y:.2g}}<extra></extra>",
     )
 
 

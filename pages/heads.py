@@ -1,0 +1,80 @@
+"""Heads: the eviction error of every layer and head; a click, or the two boxes, opens one in Values."""
+
+import streamlit as st
+
+import ui
+from kvviz import analysis
+from kvviz.analysis import MEASURES
+from kvviz.figures import heads
+
+NONE = -1
+
+
+def controls() -> tuple:
+    """Measure, policy, and the policy that is taken away from it."""
+    left, middle, right = st.columns(3, vertical_alignment="bottom")
+    measure = left.selectbox(
+        "Measure",
+        list(MEASURES),
+        key="measure",
+        format_func=lambda key: MEASURES[key].title,
+        persist_state="session",
+        help="\n\n".join(f"**{m.title}.** {m.help}" for m in MEASURES.values()),
+    )
+    with middle:
+        policy = ui.policy_picker(experiment)
+    if st.session_state.get("minus", NONE) >= len(experiment.policies):
+        st.session_state.minus = NONE
+    other = right.selectbox(
+        "Minus",
+        [NONE, *range(len(experiment.policies))],
+        key="minus",
+        format_func=lambda i: "nothing" if i == NONE else experiment.policies[i].label,
+        persist_state="session",
+        help="A second policy gives the difference map: orange where the first is lower, purple where it is higher.",
+    )
+    return measure, policy, None if other == NONE else experiment.policies[other]
+
+
+def open_head(layer: int, head: int) -> None:
+    """Go to Values with this head."""
+    st.session_state._open = (layer, head)
+
+
+def clicked() -> None:
+    points = st.session_state.map.selection.points
+    if points:
+        open_head(*(int(n) for n in points[0]["customdata"][:2]))
+
+
+experiment = ui.experiment()
+if place := st.session_state.pop("_open", None):
+    st.session_state.layer, st.session_state.head = place
+    st.switch_page("pages/values.py")
+ui.header(experiment)
+state = ui.prompt_state(experiment, probes=True)
+measure, policy, other = controls()
+numbers = analysis.of(state)
+slot = st.container()
+with slot.skeleton(height=560):
+    try:
+        data = numbers.error_map(policy, experiment.budget_of(policy))
+        minus = other and numbers.error_map(other, experiment.budget_of(other))
+    except ValueError as error:  # the method needs what this prompt was not read with
+        st.warning(str(error))
+        st.stop()
+with slot:
+    ui.chart(
+        heads.head_map(data, measure, ui.is_dark(), minus),
+        key="map",
+        alt=heads.map_alt(data, measure, minus),
+        on_select=clicked,
+    )
+st.caption(
+    f"{MEASURES[measure].help} Means over {data.probes:,} queries of the question and of the full cache's answer; the gaps "
+    "between columns part the query heads of one KV head from the next."
+)
+left, right = st.columns([3, 1], vertical_alignment="bottom")
+with left:
+    layer, head = ui.head_picker(experiment, *data[measure].shape)
+right.button("Open in Values", key="open", on_click=open_head, args=(layer, head), width="stretch")

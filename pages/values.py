@@ -1,0 +1,93 @@
+"""Values: one head's values on a plane, what is kept and what is evicted, and the error between them as arrows and an angle."""
+
+
+import streamlit as st
+
+import ui
+from kvviz import analysis
+from kvviz.analysis import HeadView
+from kvviz.figures import values
+from kvviz.figures.style import number
+
+ROW = '<tr><td>{}</td><td class="kv-symbol">{}</td><td class="kv-number">{}</td></tr>'
+
+STEPS = {"Up": ("layer", -1), "Down": ("layer", 1), "Left": ("head", -1), "Right": ("head", 1)}
+
+
+def step(which: str, by: int, count: int) -> None:
+    """Go to the next layer or head."""
+    st.session_state[which] = (int(st.session_state[which]) + by) % count
+
+
+def pickers(layers: int, heads: int) -> tuple:
+    """Policy, layer, head, and four small buttons that the arrow keys press."""
+    left, middle, right = st.columns([2, 2, 1], vertical_alignment="bottom")
+    with left:
+        policy = ui.policy_picker(experiment)
+    with middle:
+        layer, head = ui.head_picker(experiment, layers, heads)
+    with right.container(horizontal=True, gap="small", key="steps"):
+        for key, (which, by) in STEPS.items():
+            count = layers if which == "layer" else heads
+            st.button(
+                "",
+                icon=f":material/keyboard_arrow_{key.lower()}:",
+                key=f"step_{key.lower()}",
+                on_click=step,
+                args=(which, by, count),
+                shortcut=f"Shift+{key}",
+                help=f"{'Next' if by > 0 else 'Previous'} {which} (Shift and the arrow key)",
+            )
+    return policy, layer, head
+
+
+def facts(view: HeadView) -> str:
+    """The parts of the error, each with its symbol."""
+    if view.n_kept == view.n_tokens:
+        why = "The layer has a sliding window" if view.sliding else "The budget covers all entries"
+        return f'<p class="kv-small">{why}: nothing is evicted, f_R is f, and there is no error.</p>'
+    order = f"order {view.order}" + (f", p = {view.partition:g}" if view.partition else "")
+    rows = [
+        ("angle between f<sub>R</sub> and f<sub>E</sub>", "∠", f"{view.angle:.0f}°"),
+        ("attention lost", "w<sub>E</sub>", f"{number(100 * view.w_E)}%"),
+        ("gap", "γ", number(view.gamma)),
+        ("error", "w<sub>E</sub> γ", f"{number(100 * view.relative_error)}%"),
+        (f"error after correction, {order}", "‖f − f̂‖ / ‖f‖", f"{number(100 * view.corrected_error)}%"),
+        ("lost mass, beyond its estimate", "log Z<sub>E</sub> − log Ẑ<sub>E</sub>", f"{number(view.log_z_gap)} nats"),
+    ]
+    return f'<table class="kv-facts" data-testid="kv-facts">{"".join(ROW.format(*row) for row in rows)}</table>'
+
+
+def averaged(view: HeadView) -> str:
+    """What the numbers average over, and whose estimate is shown."""
+    over = f"{view.probes:,} queries of the question and of the full cache's answer" if view.probes > 1 else "one query"
+    who = "which this policy applies" if view.corrects else "which this policy does not apply"
+    return (
+        f"Means over {over}; query head {view.head} reads KV head {view.kv_head}. The estimate is MomentKV's of order "
+        f"{view.order}, {who}. The plane is fitted on all {view.n_tokens:,} values of the head."
+    )
+
+
+experiment = ui.experiment()
+ui.header(experiment)
+state = ui.prompt_state(experiment, probes=True)
+numbers = analysis.of(state)
+policy, layer, head = pickers(len(state.layers), state.layers[0].queries.shape[0])
+budget = experiment.budget_of(policy)
+try:
+    view = numbers.head(policy, budget, layer, head)
+except ValueError as error:  # the method needs what this prompt was not read with
+    st.warning(str(error))
+    st.stop()
+left, right = st.columns([2, 1], gap="medium")
+with left:
+    texts = numbers.texts(ui.engine_for(experiment.model).tokenizer.decode)
+    ui.chart(values.plane(view, texts, ui.is_dark()), key="plane", alt=values.plane_alt(view))
+with right:
+    if view.n_kept < view.n_tokens:
+        ui.chart(values.angle(view, ui.is_dark()), key="angle", alt=values.angle_alt(view))
+    st.html(facts(view))
+    st.caption(averaged(view))
+curves = numbers.error_by_budget(experiment.policies, None, layer, head)
+st.html(f'<h2 class="kv-h2">Error of layer {layer}, head {head} against the budget</h2>')
+ui.chart(values.strip(curves, budget, ui.is_dark(), view.label), key="strip", alt=values.strip_alt(curves, budget))
