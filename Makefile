@@ -5,6 +5,7 @@ PORT ?= 8501
 ARGS ?=
 
 VENV := .venv
+PEER := .peer
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -13,11 +14,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 help:
 	@echo "make run          the dashboard on http://localhost:$(PORT) (another port: make run PORT=8600)"
 	@echo "make test         every test; some of them: make test ARGS='-k models'"
-	@echo "make bench        speed and memory of the policies on this machine"
+	@echo "make bench        speed and memory on this machine, beside kvpress (in $(PEER))"
 	@echo "make lint         what ruff has to say; make format applies it"
 	@echo "make screenshots  pictures of every page"
 	@echo "make install      only the set-up, into $(VENV)"
-	@echo "make clean        remove $(VENV)"
+	@echo "make clean        remove $(VENV) and $(PEER)"
 
 run: install
 	$(BIN)/streamlit run app.py --server.port $(PORT) --server.headless true $(ARGS)
@@ -25,8 +26,8 @@ run: install
 test: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest $(ARGS)
 
-bench: install
-	$(BIN)/python -m kvviz bench $(ARGS)
+bench: install $(PEER)/peer.stamp
+	$(BIN)/python -m kvviz bench --context tests/texts/gpl-3.txt --peer $(PEER)/bin/python $(ARGS)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -40,7 +41,7 @@ screenshots: $(VENV)/dev.stamp
 	$(BIN)/python tests/browser/screenshots.py $(ARGS)
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(PEER)
 
 # Each step leaves a stamp, so that it runs again only when its list of packages changes.
 
@@ -65,4 +66,10 @@ $(VENV)/model.stamp: requirements-model.txt $(VENV)/app.stamp
 
 $(VENV)/dev.stamp: requirements-dev.txt $(VENV)/model.stamp
 	$(PIP) -r $<
+	@touch $@
+
+# The benchmark's peer needs an older transformers, so it has an environment of its own.
+$(PEER)/peer.stamp: kvviz/bench/peer-requirements.txt $(VENV)/python.stamp
+	$(PYTHON) -m venv $(PEER)
+	$(PEER)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@

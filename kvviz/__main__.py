@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from kvviz.commands import generate, models, needle
+from kvviz.commands import bench, generate, models, needle, study, sweep
 from kvviz.exceptions import KvvizError
 
-COMMANDS = {"generate": generate, "models": models, "needle": needle}
+COMMANDS = {"bench": bench, "generate": generate, "models": models, "needle": needle, "study": study, "sweep": sweep}
 
 
 def main(arguments: list[str] | None = None) -> int:

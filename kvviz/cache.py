@@ -35,7 +35,7 @@ class Block:
     """G segments of equal length.
 
     Attributes:
-        numbers: row * Hkv + head of each segment; `segments` is the same as a tensor [G].
+        numbers: row * Hkv + head of each segment; `where` is the same as an index, a slice where it can be one.
         keys, values: [G, room, d]; the first `held` entries are in use.
         prefix: older entries in 4 bits, G * n of them, or None.
         mass: [G, room] float32, attention that the entries received, or None where nobody asks.
@@ -49,7 +49,7 @@ class Block:
     mass: Tensor | None = None
 
     def __post_init__(self) -> None:
-        self.segments = torch.tensor(self.numbers, device=self.keys.device)
+        self.where = _index(self.numbers, self.keys.device)
 
     @classmethod
     def gather(cls, members: dict[int, Segment], room: int, like: Tensor) -> Block:
@@ -78,8 +78,8 @@ class Block:
         end = self.held + k.shape[1]
         if end > self.keys.shape[1]:
             raise IndexError(f"no room: {end} entries do not fit into {self.keys.shape[1]}")
-        self.keys[:, self.held : end] = k[self.segments]
-        self.values[:, self.held : end] = v[self.segments]
+        self.keys[:, self.held : end] = k[self.where]
+        self.values[:, self.held : end] = v[self.where]
         self.held = end
 
     def contents(self) -> tuple[Tensor, Tensor]:
@@ -102,8 +102,14 @@ class Block:
         logits = (q.reshape(count, g * t, d) @ keys.mT).float().view(count, g, t, n)
         if t > 1 or (window is not None and n > window):
             logits.masked_fill_(_hidden(n, t, window, q.device), float("-inf"))
-        log_z = logits.logsumexp(dim=-1) if want_log_z else None
-        weights = logits.softmax(dim=-1) if log_z is None else (logits - log_z[..., None]).exp_()
+        if want_log_z:
+            top = logits.amax(dim=-1, keepdim=True)
+            weights = logits.sub_(top).exp_()
+            total = weights.sum(dim=-1, keepdim=True)
+            weights /= total
+            log_z = (top + total.log()).squeeze(-1)
+        else:
+            weights, log_z = logits.softmax(dim=-1), None
         if self.mass is not None:
             self.mass[:, :n] += weights.sum(dim=2).mean(dim=1)
         out = weights.to(values.dtype).view(count, g * t, n) @ values
@@ -155,6 +161,13 @@ def _hidden(n: int, t: int, window: int | None, device: torch.device) -> Tensor:
     return ahead > 0 if window is None else (ahead > 0) | (ahead <= -window)
 
 
+def _index(numbers: list[int], device: torch.device) -> slice | Tensor:
+    """An index of these rows: a slice where they follow one another (a view costs nothing), a tensor otherwise."""
+    if numbers and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        return slice(numbers[0], numbers[0] + len(numbers))
+    return torch.tensor(numbers, device=device, dtype=torch.long)
+
+
 class LayerCache:
     """One layer of all rows: its blocks, and the corrections of the rows that have one."""
 
@@ -181,7 +194,7 @@ class LayerCache:
 
     def stack(self) -> None:
         """One correction for all rows that have one, whatever their order and partition."""
-        self._corrected = torch.tensor(list(self.corrections), device=self.like.device, dtype=torch.long)
+        self._corrected = _index(list(self.corrections), self.like.device)
         self._correction = Correction.stack(list(self.corrections.values())) if self.corrections else None
 
     def attend(
@@ -201,9 +214,9 @@ class LayerCache:
         out = torch.empty_like(scaled)
         log_z = scaled.new_empty(scaled.shape[:3], dtype=torch.float32) if want_log_z else None
         for block in self.blocks:
-            out[block.segments], part = block.attend(scaled[block.segments], window, want_log_z)
+            out[block.where], part = block.attend(scaled[block.where], window, want_log_z)
             if want_log_z:
-                log_z[block.segments] = part
+                log_z[block.where] = part
         if want_log_z:
             self._correct(q, out.view(rows, self.n_heads, -1, t, d), log_z.view(rows, self.n_heads, -1, t))
         if live is not None and t > 1:

@@ -148,6 +148,14 @@ class Engine:
             state = replace(state, tail=tail, model=self.loaded.name, key=key)
         return self._remember(state)
 
+    def find(self, ids: Sequence[int], tail: str = "") -> PromptState | None:
+        """The state of a prompt that was read (`encode` gives its ids and tail), if it is still in memory; from any thread."""
+        return self._states.get((tuple(ids), tail))
+
+    def forget(self) -> None:
+        """Drop all prompt states."""
+        self._states.clear()
+
     def latest(self, state: PromptState) -> PromptState:
         """The same prompt with what later runs added to it (probes), if it is still in memory."""
         return self._states.get(state.key, state)
@@ -247,9 +255,7 @@ class Engine:
         row.seconds = {"prefill": state.seconds, "evict": kept.seconds, "decode": 0.0}
         return row
 
-    def _write(
-        self, state, kept, rows, follow, max_new_tokens, eos, sampling, live, shadows, known
-    ) -> Iterator[Event]:
+    def _write(self, state, kept, rows, follow, max_new_tokens, eos, sampling, live, shadows, known) -> Iterator[Event]:
         """Write the rows from number `known` on; `shadows` read what row 0 writes."""
         if not kept[known:]:
             return

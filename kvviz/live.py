@@ -183,7 +183,9 @@ class LayerLive:
         g = queries.shape[0] // len(heads)
         own = [h * g + i for h in members for i in range(g)]
         contents = [tuple(part[i] for part in block.contents()) for block, i in (heads[h] for h in members)]
-        mass = [block.mass[i, : block.length] for block, i in (heads[h] for h in members) if block.mass is not None]
+        mass = [
+            _fair(block.mass[i, : block.length]) for block, i in (heads[h] for h in members) if block.mass is not None
+        ]
         d = queries.shape[-1]
         columns = [c for q in own for c in range(q * d, (q + 1) * d)]
         return replace(
@@ -214,6 +216,11 @@ class LayerLive:
         counts = row.counts[members]
         protected = row.policy.protected(n, int(counts.max()), scores.device)
         return keep(scorer.refine(layer, scores, counts, protected), counts, protected)
+
+
+def _fair(mass: Tensor) -> Tensor:
+    """An entry that no query has seen yet counts as much as the heaviest: it cannot be judged."""
+    return torch.where(mass > 0, mass, mass.max())
 
 
 def _equal(heads) -> list[list[int]]:

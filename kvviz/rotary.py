@@ -14,17 +14,15 @@ import torch
 from torch import Tensor
 
 
-def _swap_halves(x: Tensor) -> Tensor:
-    """(x1, x2) -> (-x2, x1): the quarter turn of every (i, i + r/2) pair."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((-second, first), dim=-1)
-
-
 def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn the pairs (i, i + r/2) of x [..., P, d] by the angles of cos, sin [P, r]; channels from r on stay."""
     r = cos.shape[-1]
+    half = r // 2
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-    turned = x[..., :r] * cos + _swap_halves(x[..., :r]) * sin
+    first, second = x[..., :half], x[..., half:r]
+    turned = x[..., :r] * cos
+    turned[..., :half].addcmul_(second, sin[..., :half], value=-1)
+    turned[..., half:].addcmul_(first, sin[..., half:])
     return turned if r == x.shape[-1] else torch.cat((turned, x[..., r:]), dim=-1)
 
 

@@ -101,13 +101,13 @@ class QueryStatistics:
         self.scatter: Tensor | None = None
 
     def add(self, queries: Tensor, start: int) -> None:
-        """queries [Hq, n, d] before RoPE, of the tokens start ... start + n - 1."""
+        """queries [Hq, n, d] before RoPE, of the tokens start ... start + n - 1; they are overwritten."""
         queries = queries[:, max(0, self.first - start) :]
         n = queries.shape[1]
         if n == 0:
             return
         mean = queries.mean(dim=1)
-        centred = queries - mean[:, None]
+        centred = queries.sub_(mean[:, None])
         scatter = centred.mT @ centred
         if self.count == 0:
             self.count, self.mean, self.scatter = n, mean, scatter

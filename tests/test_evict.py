@@ -147,3 +147,26 @@ def test_a_policy_can_be_made_again_from_its_settings(name):
         policy = kvviz.policy(name, **more)
         assert kvviz.policy(policy.name, **policy.settings()) == policy
     assert kvviz.policy(name).label == kvviz.policy(name).title
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(("sinks", "recent"), [(0, 0), (2, 3), (6, 10)])
+def test_what_is_said_to_be_protected_is_what_is_kept_for_nothing(engine, name, sinks, recent):
+    """The lowest scores everywhere: only the protected entries that the policy names survive for that reason."""
+    state = state_of(engine)
+    policy = kvviz.policy(
+        name, sinks=sinks, recent=recent, **({"window": 4} if name in ("snapkv", "adakv", "pyramidkv") else {})
+    )
+    said = policy.protection(state.n_tokens, 20)
+    unscored = policy.scorer.unscored
+    assert said == (max(sinks, unscored[0]), max(recent, unscored[1]))
+    if unscored[0]:
+        assert unscored[0] == sinks  # CapKV and EA leave out of their sums what is protected
+    again = kvviz.policy(name).with_protection(sinks, recent)
+    assert (again.sinks, again.recent) == (sinks, recent)
+
+
+@pytest.mark.parametrize(("options", "word"), [({"alpha": 0.5}, "adaptive"), ({"beta": 4}, "pyramid")])
+def test_shares_of_another_allocation_are_refused(options, word):
+    with pytest.raises(ValueError, match=word):
+        kvviz.policy("capkv", **options)

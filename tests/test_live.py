@@ -230,3 +230,17 @@ def test_bad_intervals(engine, every, message):
 def test_the_oracle_says_that_it_cannot(engine):
     with pytest.raises(ValueError, match="cannot evict while decoding"):
         run(engine, state_of(engine), QUESTION, [kvviz.policy("oracle")], 8, max_new_tokens=2, evict_every=4)
+
+
+@pytest.mark.parametrize("name", ["observed_attention", "random"])
+def test_new_entries_get_their_chance(engine, name):
+    """An entry that nobody could attend to yet is not the first to go, and lots are drawn for positions, not slots."""
+    state = state_of(engine)
+    cache = RowCache([evict(state, kvviz.policy(name, sinks=0, recent=0), 16)], 40, Live(1, (16,)), state)
+    for step in range(30):
+        forward(engine.model, cache, torch.tensor([[step * 5]]))
+    held = cache.held(0)
+    late = held[held >= state.n_tokens]
+    assert 5 < len(late) < len(held) and late.unique().numel() > 5
+    if name == "random":
+        assert len(held[held < state.n_tokens]) > 5 and held[held < state.n_tokens].max() > state.n_tokens // 2

@@ -58,6 +58,11 @@ class Scorer:
         """Scores [Hkv, N] of one layer, higher = keep; float32 for a cache of any dtype but float64."""
         raise NotImplementedError
 
+    @property
+    def unscored(self) -> tuple[int, int]:
+        """(first, last) entries that the method leaves unscored and therefore always keeps, whatever is protected besides."""
+        return 0, 0
+
     def while_decoding(self, every: int) -> Scorer:
         """The scorer that stands in for this one when entries are evicted every `every` decoding steps.
 

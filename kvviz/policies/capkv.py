@@ -79,6 +79,11 @@ class CapKV(Scorer):
         """The sinks are protected."""
         return Published(sinks=self.sinks)
 
+    @property
+    def unscored(self) -> tuple[int, int]:
+        """The sinks; the printed formula scores them too."""
+        return (0 if self.variant == "paper" else self.sinks), 0
+
     def score(self, layer: LayerState) -> Tensor:
         """[Hkv, N]; the published variant gives the sinks, which it does not score, the row's maximum."""
         if self.variant == "paper":

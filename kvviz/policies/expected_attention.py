@@ -51,6 +51,11 @@ class ExpectedAttention(Scorer):
         """The sinks are protected."""
         return Published(sinks=self.sinks)
 
+    @property
+    def unscored(self) -> tuple[int, int]:
+        """The sinks."""
+        return self.sinks, 0
+
     def score(self, layer: LayerState) -> Tensor:
         """[Hkv, N]; the sinks, which the method does not score, get the row's maximum."""
         first = min(self.sinks, layer.n_tokens)

@@ -57,6 +57,11 @@ class GreedyLogDet(Scorer):
         """CapKV's."""
         return Published(sinks=self.sinks)
 
+    @property
+    def unscored(self) -> tuple[int, int]:
+        """The sinks."""
+        return self.sinks, 0
+
     def score(self, layer: LayerState) -> Tensor:
         """-(order of pick), [Hkv, N]; the sinks, which are not ranked, get the row's maximum, -1."""
         values = precise(layer.values)[:, self.sinks :]

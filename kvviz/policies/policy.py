@@ -93,9 +93,13 @@ class Policy:
         return self.name == "full"
 
     def protection(self, n_tokens: int, budget: int) -> tuple[int, int]:
-        """(sinks, recent) entries that really are protected under a budget: sinks first, then the most recent."""
-        sinks = min(int(self.sinks), budget, n_tokens)
-        recent = round(self.recent * budget) if 0 < self.recent < 1 else int(self.recent)
+        """(sinks, recent) entries that really are protected under a budget: sinks first, then the most recent.
+
+        What the method leaves unscored is protected too, even if less was asked for (SnapKV's window).
+        """
+        first, last = self.scorer.unscored
+        sinks = min(max(int(self.sinks), first), budget, n_tokens)
+        recent = max(round(self.recent * budget) if 0 < self.recent < 1 else int(self.recent), last)
         return sinks, min(recent, budget - sinks, n_tokens - sinks)
 
     def protected(self, n_tokens: int, budget: int, device: torch.device | str = "cpu") -> Tensor:
@@ -106,7 +110,9 @@ class Policy:
 
     def with_protection(self, sinks: int, recent: float) -> Policy:
         """The same policy with other protected entries: all methods on an equal footing."""
-        return self if self.keeps_all else replace(self, sinks=sinks, recent=recent)
+        if self.keeps_all:
+            return self
+        return replace(self, scorer=_with_sinks(self.scorer, sinks), sinks=sinks, recent=recent)
 
 
 def policy(
@@ -139,7 +145,7 @@ def policy(
     published = chosen.published
     kind = published.allocation if allocation == PUBLISHED else allocation
     return Policy(
-        scorer=chosen,
+        scorer=chosen if sinks == PUBLISHED else _with_sinks(chosen, sinks),
         allocation=_allocation(kind, shares),
         sinks=published.sinks if sinks == PUBLISHED else sinks,
         recent=published.recent if recent == PUBLISHED else recent,
@@ -149,9 +155,18 @@ def policy(
     )
 
 
+def _with_sinks(chosen: Scorer, sinks: int) -> Scorer:
+    """The scorer, leaving as many first tokens out of its own sums as are protected, where it leaves any out."""
+    return replace(chosen, sinks=sinks) if hasattr(chosen, "sinks") else chosen
+
+
 def _allocation(kind, shares: dict[str, float]):
     if not isinstance(kind, str):
         return kind
+    stray = set(shares) - {{"pyramid": "beta", "adaptive": "alpha"}.get(kind)}
+    if stray:
+        owner = {"alpha": "adaptive", "beta": "pyramid"}[stray.pop()]
+        raise ValueError(f"{' and '.join(shares)} need another allocation: choose allocation={owner!r}, not {kind!r}.")
     wanted = {"pyramid": "beta", "adaptive": "alpha"}.get(kind)
     return allocation(kind, **({wanted: shares[wanted]} if wanted in shares else {}))
 

@@ -31,7 +31,11 @@ class Random(Scorer):
         require(self.seed == int(self.seed) and self.seed >= 0, f"seed is 0 or more; got {self.seed}.")
 
     def score(self, layer: LayerState) -> Tensor:
-        """Uniform in [0, 1), [Hkv, N]; every head and layer draws its own."""
-        lot = torch.Generator().manual_seed(self.seed + layer.index)
-        drawn = torch.rand(layer.keys.shape[:2], generator=lot)
+        """Uniform in [0, 1), [Hkv, N]; every head, layer and position draws its own."""
+        lot = torch.Generator().manual_seed(1009 * self.seed + layer.index)
+        heads = layer.keys.shape[0]
+        drawn = torch.rand(heads, max(layer.total_tokens, layer.n_tokens), generator=lot)
+        if layer.positions is not None:
+            drawn = drawn.gather(1, layer.positions.cpu())
+        drawn = drawn[:, : layer.n_tokens]
         return drawn.to(layer.keys.device, precise(layer.keys[:0]).dtype)

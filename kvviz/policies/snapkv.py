@@ -50,6 +50,11 @@ class SnapKV(Scorer):
         """The window is protected."""
         return Published(recent=self.window)
 
+    @property
+    def unscored(self) -> tuple[int, int]:
+        """The window."""
+        return 0, self.window
+
     def score(self, layer: LayerState) -> Tensor:
         """[Hkv, N]; the window, which the method does not score, gets the row's maximum."""
         attention = window_attention(layer, self.window)  # [Hq, w, N]

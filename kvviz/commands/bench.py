@@ -1,0 +1,61 @@
+"""`python -m kvviz bench`: the table of docs/performance.md, on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from kvviz.bench import growth, report
+from kvviz.bench.measures import ALL
+from kvviz.bench.setting import Setting
+from kvviz.prompts import read_text
+
+HELP = "Measure speed and memory: ratios in one run, beside kvpress where it is installed."
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """What to run, and where the results go."""
+    parser.add_argument("--model", default="")
+    parser.add_argument("--device")
+    parser.add_argument("--dtype")
+    parser.add_argument("--context", type=Path, required=True, help="a long text, UTF-8")
+    parser.add_argument("--tokens", type=int, default=2048, help="length of the prompt")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--peer", default="", metavar="PYTHON", help="a Python with kvpress 0.5.5 installed")
+    parser.add_argument("--only", action="append", choices=[f.__name__ for f in ALL] + ["growth"], help="repeatable")
+    parser.add_argument("--out", type=Path, default=Path("bench"), help="folder for table.md and results.json")
+
+
+def run(options: Namespace) -> None:
+    """Measure, print and write."""
+    text = read_text(options.context.read_bytes())
+    setting = Setting.load(
+        text,
+        options.model,
+        options.device,
+        options.dtype,
+        n_tokens=options.tokens,
+        repeats=options.repeats,
+        peer_python=options.peer,
+    )
+    where, results = report.machine(setting.engine), {}
+    for function in ALL:
+        if not options.only or function.__name__ in options.only:
+            print(f"measuring {function.__name__.replace('_', ' ')} ...", file=sys.stderr, flush=True)
+            results |= function(setting)
+    markdown = report.table(results) + "\n\n" + report.parts(results) + "\n"
+    data = {"machine": where, "results": {k: {"value": v, "spread": s, "parts": p} for k, (v, s, p) in results.items()}}
+    if not options.only or "growth" in options.only:
+        print("measuring growth ...", file=sys.stderr, flush=True)
+        ids = setting.engine.tokenizer(text, add_special_tokens=False)["input_ids"]
+        data["lengths"], data["rows"] = growth.by_length(setting.engine, ids), growth.by_rows(setting.engine, ids)
+        markdown += "\n" + report.growth_tables(data["lengths"], data["rows"]) + "\n"
+    if setting.peer:
+        setting.peer.close()
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "table.md").write_text(markdown, encoding="utf-8")
+    (options.out / "results.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    print(", ".join(f"{name} {value}" for name, value in where.items()))
+    print(markdown)
