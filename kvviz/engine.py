@@ -8,19 +8,16 @@ for event in engine.generate(state, "A question?", [kvviz.policy("capkv"), kvviz
 
 from __future__ import annotations
 
-import gc
-import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import torch
-
-from kvviz import metrics
-from kvviz.cache import RowCache
-from kvviz.decode import FORWARD_TOKENS, Sampling, decode, teacher_force
+from kvviz.decode import Sampling
+from kvviz.events import Event, Finished
 from kvviz.evict import Retained, evict
-from kvviz.exceptions import OutOfMemory
+from kvviz.exceptions import memory_advice
+from kvviz.generate import Generation
+from kvviz.limits import Limits
 from kvviz.live import Live
 from kvviz.models import Loaded, load_model
 from kvviz.policies.policy import Policy, policy
@@ -31,54 +28,6 @@ from kvviz.state import PromptState
 
 STATE_BYTES = 2 << 30
 """Prompt states are kept up to this size together, the least recently used go first."""
-
-TOP_WORDS = 3
-
-RASTER_BINS, RASTER_STEPS = 300, 120
-"""How finely a run notes which positions are held while it evicts: parts of the sequence, and steps."""
-
-
-@dataclass(frozen=True)
-class Doing:
-    """What is going on, and the share done of it in [0, 1]."""
-
-    share: float
-    text: str
-
-
-@dataclass(frozen=True)
-class Evicted:
-    """Row `row` was cut down; `facts` holds what it keeps (no output yet)."""
-
-    row: int
-    facts: Row
-
-
-@dataclass(frozen=True)
-class Token:
-    """Row `row` wrote a token; `text` is what it adds to the readable output."""
-
-    row: int
-    id: int
-    text: str
-
-
-@dataclass(frozen=True)
-class Compared:
-    """Row `row` was measured along the full cache's output; `agrees`: at each step, whether it would write the same token."""
-
-    row: int
-    agrees: tuple[bool, ...]
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The run is complete."""
-
-    run: Run
-
-
-Event = Doing | Evicted | Token | Compared | Finished
 
 
 def load(
@@ -104,8 +53,9 @@ def load(
 class Engine:
     """A loaded model with its prompt states. Not thread-safe: one worker owns it (see kvviz.host)."""
 
-    def __init__(self, loaded: Loaded, state_bytes: int = STATE_BYTES) -> None:
+    def __init__(self, loaded: Loaded, state_bytes: int = STATE_BYTES, limits: Limits | None = None) -> None:
         self.loaded, self.model, self.tokenizer = loaded, loaded.model, loaded.tokenizer
+        self.limits = Limits.from_environment() if limits is None else limits
         self.state_bytes = state_bytes
         self._states: OrderedDict[tuple, PromptState] = OrderedDict()
 
@@ -140,13 +90,21 @@ class Engine:
         """
         ids, tail = self.encode(prompt, question, answer)
         check_length(len(ids), 0, self.loaded.positions)
+        self.limits.check_prompt(len(ids))
+        self.limits.check_kv(len(ids) * self.entry_bytes, "The prompt")
         key = (tuple(ids), tail)
         state = self._states.get(key)
         if state is None or (attention_mass and not any(layer.attention_mass is not None for layer in state.layers)):
-            with _memory("reading the prompt"):
+            with memory_advice("reading the prompt"):
                 state = prefill(self.model, ids, want_mass=attention_mass, progress=progress)
             state = replace(state, tail=tail, model=self.loaded.name, key=key)
         return self._remember(state)
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes that one token takes in the full cache, over all layers and heads."""
+        facts = self.loaded
+        return 2 * facts.n_layers * facts.n_kv_heads * facts.head_dim * facts.dtype.itemsize
 
     def find(self, ids: Sequence[int], tail: str = "") -> PromptState | None:
         """The state of a prompt that was read (`encode` gives its ids and tail), if it is still in memory; from any thread."""
@@ -204,143 +162,32 @@ class Engine:
             raise PromptError(f"At least one token is to be written; got {max_new_tokens}.")
         follow = encode_question(self.tokenizer, question, state.tail, answer)
         check_length(state.n_tokens + len(follow), max_new_tokens, self.loaded.positions)
+        self.limits.check_run(max_new_tokens, len(policies))
         budgets = [budget] * len(policies) if isinstance(budget, int) else list(budget)
         chosen = [(policy("full"), state.n_tokens)]
         chosen += [(p, b) for p, b in zip(policies, budgets, strict=True) if p != chosen[0][0]]
         if evict_every is not None:
             Live(evict_every)
             [p.scorer.while_decoding(evict_every) for p, _ in chosen]
-        sampling = Sampling(temperature, seed)
-        with _memory("writing"):
-            if any("probes" in p.scorer.needs for p in policies) and state.layers[0].probes is None:
-                state = yield from self._with_probes(state, follow, max_new_tokens)
-            kept, rows = [], []
-            for number, (each, entries) in enumerate(chosen):
-                yield Doing(number / len(chosen), f"Evicting with {each.title}")
-                kept.append(evict(state, each, entries))
-                rows.append(self._row(state, kept[-1], entries))
-                yield Evicted(number, rows[-1])
-            eos = self.loaded.eos_ids if stop else frozenset()
-            live, known = None, 0
-            if evict_every is not None:
-                live = Live(evict_every, tuple(b for _, b in chosen), min(max(len(follow), 1), FORWARD_TOKENS))
-            elif reference is not None:
-                rows[0], known = replace(reference, kl=[], top=[]), 1
-            shadows = kept[1:] if live and compare else []
-            yield from self._write(state, kept, rows, follow, max_new_tokens, eos, sampling, live, shadows, known)
-            for row in rows:
-                row.first_difference = metrics.first_difference(rows[0].token_ids, row.token_ids)
-            if live is None and compare:
-                yield from self._compare(state, kept, rows, follow)
-        config = self._config(state, question, answer, budgets, max_new_tokens, sampling)
-        yield Finished(Run(config | {"evict_every": evict_every}, rows))
-
-    def _with_probes(self, state, follow, max_new_tokens):
-        """The oracle looks at the queries of the full cache's own continuation, which must be written first."""
-        yield Doing(0.0, "Writing the full cache's output for the oracle")
-        full = evict(state, policy("full"), state.n_tokens)
-        room = len(follow) + max_new_tokens
-        eos = self.loaded.eos_ids
-        steps = decode(self.model, RowCache([full], room), follow, state.logits, max_new_tokens=max_new_tokens, eos=eos)
-        answer = [step.tokens[0] for step in steps]
-        cache = RowCache([full], room)
-        cache.record()
-        for _ in teacher_force(self.model, cache, follow, state.logits, answer):
-            pass
-        return self._remember(state.with_probes(cache.recorded()))
-
-    def _row(self, state: PromptState, kept: Retained, budget: int) -> Row:
-        row = Row(kept.policy.name, kept.policy.label, budget, kept.policy.settings())
-        row.keeps(kept)
-        row.seconds = {"prefill": state.seconds, "evict": kept.seconds, "decode": 0.0}
-        return row
-
-    def _write(self, state, kept, rows, follow, max_new_tokens, eos, sampling, live, shadows, known) -> Iterator[Event]:
-        """Write the rows from number `known` on; `shadows` read what row 0 writes."""
-        if not kept[known:]:
-            return
-        began = time.perf_counter()
-        shown = ["" for _ in rows]
-        yield Doing(0.0, "Reading the question" if follow else "Writing")
-        if shadows:
-            live = replace(live, budgets=live.budgets + live.budgets[1:])
-        cache = RowCache(kept[known:] + shadows, len(follow) + max_new_tokens, live, state)
-        steps = decode(
-            self.model,
-            cache,
-            follow,
-            state.logits,
+        run = Generation(
+            loaded=self.loaded,
+            state=state,
+            follow=follow,
+            chosen=chosen,
             max_new_tokens=max_new_tokens,
-            eos=eos,
-            sampling=sampling,
-            shadows=len(shadows),
+            eos=self.loaded.eos_ids if stop else frozenset(),
+            sampling=Sampling(temperature, seed),
+            evict_every=evict_every,
+            compare=compare,
+            reference=reference,
+            limits=self.limits,
         )
-        for number, step in enumerate(steps):
-            for index, token in step.tokens.items():
-                row_number = index + known
-                row = rows[row_number]
-                row.seconds["decode"] = time.perf_counter() - began
-                row.token_ids.append(token)
-                row.finish = "end" if token in eos else "length" if len(row.token_ids) == max_new_tokens else ""
-                yield Token(row_number, token, self._readable(row, shown, row_number))
-            for shadow, value in step.kl.items():
-                rows[shadow - len(shadows)].kl.append(value)
-            if live:
-                self._note_cache(
-                    cache, step, number, rows, state.n_tokens + len(follow) + max_new_tokens, max_new_tokens
-                )
-            yield Doing((number + 1) / max_new_tokens, f"Writing token {number + 1} of at most {max_new_tokens}")
+        with memory_advice("writing"):
+            yield from run.events()
+        self._remember(run.state)
+        yield Finished(Run(self._config(state, question, answer, budgets, run), run.rows))
 
-    def _readable(self, row: Row, shown: list[str], number: int) -> str:
-        """What the newest token adds to the text that can be read (a character may take several tokens)."""
-        row.text = self.tokenizer.decode(row.token_ids, skip_special_tokens=True)
-        row.pieces.append(self.tokenizer.decode([row.token_ids[-1]]))
-        ready = row.text.rstrip("\ufffd")
-        new = ready[len(shown[number]) :]
-        shown[number] += new
-        return new
-
-    def _note_cache(self, cache, step, number, rows, total, max_new_tokens) -> None:
-        """What each row that is writing holds now."""
-        bins = min(RASTER_BINS, total)
-        for index, which in enumerate(step.active):
-            if which not in step.tokens:
-                continue
-            row = rows[which]
-            row.entries_by_step.append(cache.entries(index))
-            row.bytes_by_step.append(cache.row_bytes(index))
-            if which > 0 and number % max(1, max_new_tokens // RASTER_STEPS) == 0:
-                held = cache.held(index)
-                heads = sum(len(live.positions(index)) for live in cache.lives if live is not None)
-                counts = torch.bincount(held * bins // total, minlength=bins)
-                size = torch.bincount(torch.arange(total) * bins // total, minlength=bins).to(counts.device)
-                row.raster_steps.append(number)
-                row.raster.append([round(share, 3) for share in (counts / (size * heads)).tolist()])
-
-    def _compare(self, state, kept, rows, follow) -> Iterator[Event]:
-        """Measure every row along the full cache's own output, and keep the full cache's queries as probes."""
-        answer = rows[0].token_ids
-        cache = RowCache(kept, room=len(follow) + len(answer))
-        cache.record()
-        done, agrees = 0, [() for _ in rows]
-        for logits in teacher_force(self.model, cache, follow, state.logits, answer):
-            likeliest = logits.argmax(dim=-1)
-            agrees = [a + tuple(same) for a, same in zip(agrees, (likeliest == likeliest[:1]).tolist(), strict=True)]
-            kl = metrics.kl_divergence(logits[:1], logits).tolist()
-            words, chances = (t.tolist() for t in metrics.top_words(logits, TOP_WORDS))
-            for row, values, ids, ps in zip(rows, kl, words, chances, strict=True):
-                row.kl += values
-                row.top += [
-                    [(self.tokenizer.decode([i]), p) for i, p in zip(*step, strict=True)]
-                    for step in zip(ids, ps, strict=True)
-                ]
-            done += logits.shape[1]
-            yield Doing(done / len(answer), "Comparing with the full cache")
-        for number, same in enumerate(agrees):
-            yield Compared(number, same)
-        self._remember(state.with_probes(cache.recorded()))
-
-    def _config(self, state, question, answer, budgets, max_new_tokens, sampling) -> dict:
+    def _config(self, state, question, answer, budgets, run: Generation) -> dict:
         return {
             "model": self.loaded.name,
             "revision": self.loaded.revision,
@@ -350,9 +197,10 @@ class Engine:
             "question": question,
             "answer": answer,
             "budget": budgets[0] if len(set(budgets)) == 1 else budgets,
-            "max_new_tokens": max_new_tokens,
-            "temperature": sampling.temperature,
-            "seed": sampling.seed,
+            "max_new_tokens": run.max_new_tokens,
+            "temperature": run.sampling.temperature,
+            "seed": run.sampling.seed,
+            "evict_every": run.evict_every,
         }
 
     def _remember(self, state: PromptState) -> PromptState:
@@ -362,22 +210,3 @@ class Engine:
             self._states.popitem(last=False)
         return state
 
-
-class _memory:
-    """Turn the device's out-of-memory errors into one that says the remedy, with what was held freed."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind, error, trace) -> None:
-        if not isinstance(error, (torch.OutOfMemoryError, MemoryError)) and "allocate memory" not in str(error):
-            return
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        raise OutOfMemory(
-            f"Out of memory while {self.what}. Use a shorter prompt, fewer policies, a shorter answer, or a smaller model."
-        ) from None

@@ -19,7 +19,8 @@ from typing import Any, Protocol
 
 import torch
 
-from kvviz.engine import STATE_BYTES, Doing, Engine, Event, Finished
+from kvviz.engine import STATE_BYTES, Engine
+from kvviz.events import Doing, Event, Finished
 from kvviz.exceptions import Cancelled, KvvizError, OutOfMemory
 from kvviz.models import load_model
 from kvviz.prefill import Progress

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvviz.engine import Doing, Engine, Event
+from kvviz.engine import Engine
+from kvviz.events import Doing, Event
 from kvviz.evict import entries_within
 from kvviz.host import ModelSpec
 from kvviz.policies.policy import Policy

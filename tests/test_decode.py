@@ -1,5 +1,7 @@
 """Decoding from what was kept: equal to `generate`, to masks, to itself alone, token for token."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -106,7 +108,7 @@ def test_rows_stop_on_their_own(engine):
     policies = [kvviz.policy("random", seed=s) for s in range(4)]
     free = run(engine, state, QUESTION, policies, 16, max_new_tokens=20, stop=False)
     ends = frozenset({free.rows[1].token_ids[3], free.rows[3].token_ids[7]})
-    before, engine.loaded = engine.loaded, kvviz.engine.replace(engine.loaded, eos_ids=ends)
+    before, engine.loaded = engine.loaded, replace(engine.loaded, eos_ids=ends)
     try:
         stopped = run(engine, state, QUESTION, policies, 16, max_new_tokens=20)
     finally:

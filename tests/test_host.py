@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 import kvviz
-from kvviz.engine import Doing, Token
+from kvviz.events import Doing, Token
 from kvviz.host import Host, ModelSpec
 from kvviz.jobs import Generate, Load, Prompt, Read
 from tests.test_decode import QUESTION, TEXT
@@ -151,7 +151,7 @@ def test_a_job_whose_session_is_gone_ends(host, spec):
 def test_a_fault_ends_one_job_and_no_other(host, spec, fault, message, caplog):
     def broken(engine, progress):
         yield Doing(0.5, "about to fail")
-        with kvviz.engine._memory("testing"):
+        with kvviz.exceptions.memory_advice("testing"):
             raise fault
 
     bad = host.submit(Scripted(spec, broken), "a")

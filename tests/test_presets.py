@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvviz.engine import Finished
+from kvviz.events import Finished
 from kvviz.presets import PRESETS
 
 ANSWERS = {

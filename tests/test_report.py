@@ -13,7 +13,7 @@ import pytest
 import kvviz
 from kvviz import report
 from kvviz.__main__ import main
-from kvviz.engine import Finished
+from kvviz.events import Finished
 from kvviz.experiment import MIB, SHARE, Experiment, Size, from_query
 from kvviz.host import ModelSpec
 from kvviz.jobs import Prompt
@@ -35,7 +35,9 @@ def test_json_there_and_back(run):
     plain = json.loads(report.to_json(run))
     assert list(plain) == ["version", "config", "rows"] and plain["version"] == 1
     for row in plain["rows"]:
-        assert {"policy", "label", "text", "token_ids", "first_difference", "kl", "entries", "bytes", "seconds"} <= set(row)
+        assert {"policy", "label", "text", "token_ids", "first_difference", "kl", "entries", "bytes", "seconds"} <= set(
+            row
+        )
         assert {"prefill", "evict", "decode"} == set(row["seconds"])
 
 
@@ -114,7 +116,9 @@ SETTINGS = [
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: ",".join(settings) or "usual")
 def test_the_command_repeats_the_run(settings, tiny_folder, tmp_path, monkeypatch):
     folder = tiny_folder("llama")
-    usual = Experiment(ModelSpec(folder, "cpu"), Prompt(TEXT, "Why?", chat=False), "own", POLICIES, Size(48), max_new_tokens=6)
+    usual = Experiment(
+        ModelSpec(folder, "cpu"), Prompt(TEXT, "Why?", chat=False), "own", POLICIES, Size(48), max_new_tokens=6
+    )
     experiment = replace(usual, **settings)
     (tmp_path / "prompt.txt").write_text(experiment.prompt.context)
     monkeypatch.chdir(tmp_path)
@@ -126,7 +130,9 @@ def test_the_command_repeats_the_run(settings, tiny_folder, tmp_path, monkeypatc
     ids, _ = experiment.prompt.encode(engine)
     request = replace(experiment, n_tokens=len(ids), shape=kvviz_shape(engine)).generate
     here = next(event.run for event in request.run(engine, lambda share, text: None) if isinstance(event, Finished))
-    assert [(r.label, r.budget, r.token_ids) for r in written.rows] == [(r.label, r.budget, r.token_ids) for r in here.rows]
+    assert [(r.label, r.budget, r.token_ids) for r in written.rows] == [
+        (r.label, r.budget, r.token_ids) for r in here.rows
+    ]
 
 
 def kvviz_shape(engine):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from kvviz.engine import Evicted
+from kvviz.events import Evicted
 from kvviz.exceptions import KvvizError
 from kvviz.experiment import Experiment
 from kvviz.host import CANCELLED, FAILED, QUEUED, Job, Request
@@ -85,9 +85,9 @@ def history() -> list[Record]:
     return st.session_state.get("_history", [])
 
 
-def latest() -> Record | None:
-    """The run that is looked at."""
-    return history()[-1] if history() else None
+def latest(live: bool = False) -> Record | None:
+    """The run that is looked at; `live`: of those that evicted while they wrote."""
+    return next((r for r in reversed(history()) if bool(r.run.config.get("evict_every")) == live), None)
 
 
 def rows(current: Task) -> list[Row]:
@@ -171,6 +171,7 @@ def _cached(experiment: Experiment, probes: bool) -> PromptState | None:
     return None if experiment.wants_mass and not has_mass else state
 
 
-def is_run(current: Task | None) -> bool:
-    """Whether a job writes (and is not only a reading)."""
-    return current is not None and isinstance(current.job.request, Generate)
+def is_run(current: Task | None, live: bool = False) -> bool:
+    """Whether a job writes (and is not only a reading); `live`: and evicts while it does."""
+    request = current and current.job.request
+    return isinstance(request, Generate) and bool(request.evict_every) == live

@@ -8,7 +8,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from kvviz import budget
-from kvviz.engine import Doing, Engine, Finished, load
+from kvviz.engine import Engine, load
+from kvviz.events import Doing, Finished
 from kvviz.host import ModelSpec
 from kvviz.jobs import Generate, Prompt
 from kvviz.models import default_name

@@ -13,7 +13,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from kvviz.commands.generate import add_model_arguments
-from kvviz.engine import Doing, Engine, Finished, load
+from kvviz.engine import Engine, load
+from kvviz.events import Doing, Finished
 from kvviz.host import ModelSpec
 from kvviz.jobs import Generate, Prompt
 from kvviz.models import default_name
