@@ -36,21 +36,20 @@ def controls() -> tuple:
     return measure, policy, None if other == NONE else experiment.policies[other]
 
 
-def open_head(layer: int, head: int) -> None:
-    """Go to Values with this head."""
-    st.session_state._open = (layer, head)
-
-
 def clicked() -> None:
+    """A click on a cell opens its head in Values."""
     points = st.session_state.map.selection.points
     if points:
-        open_head(*(int(n) for n in points[0]["customdata"][:2]))
+        choose(*points[0]["customdata"])
+
+
+def choose(layer: int, head: int) -> None:
+    st.session_state._open = (layer, head)
 
 
 experiment = ui.experiment()
 if place := st.session_state.pop("_open", None):
-    st.session_state.layer, st.session_state.head = place
-    st.switch_page("pages/values.py")
+    ui.open_page("values", layer=place[0], head=place[1])
 ui.header(experiment)
 state = ui.prompt_state(experiment, probes=True)
 measure, policy, other = controls()
@@ -77,4 +76,4 @@ st.caption(
 left, right = st.columns([3, 1], vertical_alignment="bottom")
 with left:
     layer, head = ui.head_picker(experiment, *data[measure].shape)
-right.button("Open in Values", key="open", on_click=open_head, args=(layer, head), width="stretch")
+right.button("Open in Values", key="open", on_click=choose, args=(layer, head), width="stretch")
