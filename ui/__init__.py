@@ -1,9 +1,10 @@
 """The Streamlit code that pages share. A page is: experiment = ui.experiment(); state = ui.prompt_state(experiment); draw."""
 
-from ui.frame import chart, head_picker, header, is_dark, policy_picker
+from ui.frame import chart, head_picker, is_dark, policy_picker
 from ui.host import engine_for, host, session_id
 from ui.jobs import history, prompt_state
-from ui.pages import experiment, frame
+from ui.pages import experiment, frame, header
+from ui.switch import open_page
 
 __all__ = [
     "chart",
@@ -15,6 +16,7 @@ __all__ = [
     "history",
     "host",
     "is_dark",
+    "open_page",
     "policy_picker",
     "prompt_state",
     "session_id",

@@ -34,10 +34,10 @@ def is_dark() -> bool:
     return st.context.theme.type == "dark"
 
 
-def header(experiment: Experiment) -> None:
+def head(title: str, experiment: Experiment) -> None:
     """The page's title, the experiment in one line, and its link."""
     left, right = st.columns([9, 1], vertical_alignment="bottom")
-    left.html(html.heading(st.session_state.get("_title", "kvviz"), experiment.words()))
+    left.html(html.heading(title, experiment.words()))
     with right.popover("Link", icon=":material/link:", type="tertiary", help="This view, to be opened elsewhere"):
         st.caption("Opens this page with the same experiment." + OWN_TEXT * (experiment.preset == OWN))
         st.code(link(experiment), language=None, wrap_lines=True)

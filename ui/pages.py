@@ -11,9 +11,10 @@ from streamlit.navigation.page import StreamlitPage
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from kvviz.experiment import Experiment
-from ui.frame import styles
+from ui.frame import head, styles
 from ui.sidebar import sidebar
 from ui.state import experiment as collect
+from ui.state import restore
 
 ROOT = Path(__file__).parents[1]
 
@@ -47,6 +48,11 @@ PAGES = {
         "Long generation",
         ":material/timeline:",
         "Far past the budget: eviction goes on while the policies write.",
+    ),
+    "studies": (
+        "Studies",
+        ":material/science:",
+        "The figures and tables of both papers, measured again on the loaded model.",
     ),
 }
 """File in pages/ -> title, icon, what it shows."""
@@ -87,6 +93,13 @@ def framed() -> None:
 
 
 def experiment() -> Experiment:
-    """What the sidebar says; the first call of every page."""
-    framed()
+    """What the sidebar says. Callbacks may ask, too."""
+    if "_link" not in st.session_state:
+        restore()
     return collect()
+
+
+def header(made: Experiment) -> None:
+    """The head of a page, and the frame around it where Streamlit left it out."""
+    framed()
+    head(st.session_state._title, made)

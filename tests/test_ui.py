@@ -1,0 +1,329 @@
+"""The dashboard without a browser, on a tiny model: what the sidebar says, runs, links, and every kind of bad input."""
+
+from __future__ import annotations
+
+import time
+from html import unescape
+from pathlib import Path
+
+import pytest
+import streamlit as st
+from streamlit.testing.v1 import AppTest
+
+import ui
+from kvviz.experiment import OWN
+from ui import jobs
+
+APP = str(Path(__file__).parents[1] / "app.py")
+TEXT = "The cat sat on the mat & said <b>nothing</b>. Then it left the house for good. " * 4
+
+
+@pytest.fixture
+def model(tiny_folder):
+    """The host of the process, fresh, and a tiny model to ask it for."""
+    st.cache_resource.clear()
+    yield tiny_folder("llama")
+    ui.host().close()
+    st.cache_resource.clear()
+
+
+def opened(model: str, text: str = TEXT, **query: str | list[str]) -> AppTest:
+    """A session whose prompt is `text`, with the model loaded."""
+    app = AppTest.from_file(APP, default_timeout=120)
+    app.session_state["_own"] = text
+    usual = {
+        "model": model,
+        "device": "cpu",
+        "preset": OWN,
+        "question": "What did it do?",
+        "budget": "64",
+        "tokens": "8",
+    }
+    for key, value in {**usual, **query}.items():
+        app.query_params[key] = value
+    app.run()
+    return settled(app)
+
+
+def settled(app: AppTest) -> AppTest:
+    """Wait for the session's jobs, and draw what they left."""
+    for slot in ("_load", "_task"):
+        if slot in app.session_state:
+            assert app.session_state[slot].job.wait(60)
+    app.run()
+    assert not app.exception
+    return app
+
+
+def press(app: AppTest, key: str) -> AppTest:
+    app.button(key=key).click().run()
+    return settled(app)
+
+
+def page(app: AppTest) -> str:
+    """Everything that is written on it, the sidebar included."""
+    kinds = (app.html, app.markdown, app.caption, app.warning, app.error, app.info)
+    return unescape("\n".join(str(element.value) for kind in kinds for element in kind)).replace("\\", "")
+
+
+def cards(app: AppTest) -> str:
+    return next(element.value for element in app.html if "kv-cards" in element.value)
+
+
+def run_of(app: AppTest):
+    return app.session_state["_history"][-1].run
+
+
+def test_the_first_visit_loads_the_model(model):
+    app = opened(model)
+    assert "cpu, fp32" in page(app) and "1,024 positions" in page(app)
+    assert "Run this experiment" in page(app)
+    assert not app.error and not app.warning
+
+
+def test_a_run_shows_cards_and_what_it_cost(model):
+    app = press(opened(model), "run")
+    run = run_of(app)
+    assert [row.policy for row in run.rows] == ["full", "capkv", "momentkv"]
+    assert cards(app).count("<article") == 3
+    for words in ("64 entries a head", "mean KL", "tokens/s"):
+        assert words in cards(app)
+    assert ("kv-first" in cards(app)) == any(row.first_difference is not None for row in run.rows)
+    assert "What was kept, what it cost" in [each.value for each in app.subheader]
+    assert any("kv-costs" in element.value for element in app.html)
+    assert not app.error and not app.warning
+
+
+def test_the_page_says_what_the_library_says(model):
+    import kvviz
+    from kvviz.events import Finished
+
+    app = press(opened(model), "run")
+    experiment = app.session_state["_history"][-1].experiment
+    engine = kvviz.load(model, device="cpu")
+    events = experiment.generate.run(engine, lambda share, text: None)
+    here = next(event.run for event in events if isinstance(event, Finished))
+    assert [row.token_ids for row in here.rows] == [row.token_ids for row in run_of(app).rows]
+    assert here.rows[1].kl == pytest.approx(run_of(app).rows[1].kl, abs=1e-4)
+
+
+def test_output_is_never_html(model):
+    from kvviz.runs import Row
+    from ui.cards import cards as draw
+
+    evil = "<script>alert(1)</script>"
+    rows = [
+        Row("full", "Full cache", 1, pieces=[evil], token_ids=[1]),
+        Row("capkv", evil, 1, pieces=[evil, evil], token_ids=[2, 3]),
+    ]
+    assert "<script" not in draw(rows) and "&lt;script" in draw(rows)
+
+
+def test_a_link_opens_the_same_view(model):
+    app = opened(
+        model, policies=["sink", "capkv:tau=2", "capkv:variant=paper"], protect="2,8", temperature="0.5", layer="1"
+    )
+    app.text_area(key="question").set_value("And then?").run()
+    link = {key: app.query_params[key] for key in app.query_params}
+    assert link["question"] == "And then?" and link["protect"] == "2,8"
+    other = AppTest.from_file(APP, default_timeout=120)
+    other.session_state["_own"] = TEXT
+    for key, value in link.items():
+        other.query_params[key] = value
+    settled(other.run())
+    ours, theirs = press(app, "run"), press(other, "run")
+    assert ours.session_state["_history"][-1].experiment == theirs.session_state["_history"][-1].experiment
+    assert [row.token_ids for row in run_of(ours).rows] == [row.token_ids for row in run_of(theirs).rows]
+
+
+def test_nonsense_in_a_link_is_noted_and_ignored(model):
+    app = opened(model, budget="-3", policies="capkv:tau=-1", tokens="many", layer="x", seen="2")
+    assert len(app.warning) == 1
+    for key in ("budget=-3", "policies=capkv:tau=-1", "tokens=many", "layer=x", "seen=2"):
+        assert key in page(app)
+    app.text_area(key="question").set_value("Else?").run()
+    assert not app.warning
+
+
+def test_units(model):
+    app = opened(model)
+    n = len(ui.host().engine.encode([{"role": "user", "content": TEXT}])[0])
+    assert f"64 entries a head = {100 * (1 - 64 / n):.2g}% removed" in page(app)
+    app.segmented_control(key="unit").set_value("share removed").run()
+    assert app.query_params["budget"].endswith("%")
+    app.segmented_control(key="unit").set_value("MiB").run()
+    assert app.query_params["budget"].endswith("MiB")
+    run = run_of(press(app, "run"))
+    capkv, momentkv = run.rows[1:]
+    assert momentkv.entries < capkv.entries <= 66
+    assert abs(momentkv.bytes - capkv.bytes) < 0.05 * capkv.bytes
+
+
+def test_budget_above_the_prompt(model):
+    app = opened(model, budget="5000")
+    assert "nothing is evicted" in page(app)
+    rows = run_of(press(app, "run")).rows
+    assert all(row.token_ids == rows[0].token_ids for row in rows)
+    assert "same tokens" in cards(app)
+
+
+def test_options_follow_the_scorers(model):
+    app = opened(model)
+    app.number_input(key="capkv:tau").set_value(1.5).run()
+    assert app.query_params["policies"] == ["capkv:tau=1.5", "momentkv"]
+    app.button(key="capkv:tau:undo").click().run()
+    assert "policies" not in app.query_params
+    app.button(key="capkv:twice").click().run()
+    app.selectbox(key="capkv-2:variant").set_value("paper").run()
+    assert app.query_params["policies"] == ["capkv", "capkv:variant=paper", "momentkv"]
+    assert not app.exception
+
+
+@pytest.mark.parametrize("text", ["", "   \n"])
+def test_an_empty_prompt(model, text):
+    app = opened(model, text)
+    assert "The prompt is empty" in page(app)
+    assert app.button(key="run").disabled
+
+
+def test_an_empty_question(model):
+    app = opened(model, question="")
+    assert "The question is empty" in page(app)
+    assert app.button(key="run").disabled
+
+
+def test_a_prompt_that_is_too_long(model):
+    app = opened(model, "word " * 400)
+    assert "at most 1,016 fit" in page(app) and "2,0" in page(app)
+    assert app.button(key="run").disabled
+
+
+def test_an_unknown_model_leaves_others_alone(model):
+    app = opened(model)
+    lost = press(opened("/nowhere/at/all"), "load")
+    assert "there is no folder /nowhere/at/all" in page(lost)
+    lost = press(lost, "run")
+    assert "there is no folder" in page(lost)
+    assert len(run_of(press(app, "run")).rows) == 3
+
+
+def test_the_worker_raises(model, monkeypatch):
+    app = opened(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(ui.host().engine, "generate", lambda *args, **kwargs: 1 / 0)
+        app = press(app, "run")
+    assert "The worker met an error" in page(app) and "ZeroDivisionError" in page(app)
+    app = press(app, "run")
+    assert not app.error and len(run_of(app).rows) == 3
+
+
+def test_out_of_memory_gives_advice(model, monkeypatch):
+    app = opened(model)
+
+    def full(*args, **kwargs):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kvviz.generate.evict", full)
+        app = press(app, "run")
+    assert "Use a shorter prompt" in page(app)
+    assert len(run_of(press(app, "run")).rows) == 3
+
+
+@pytest.mark.parametrize("stage", ["reading", "writing"])
+def test_cancel(model, monkeypatch, stage):
+    app = opened(model, tokens="256")
+    slow_down(monkeypatch, stage)
+    app.button(key="run").click().run()
+    job = app.session_state["_task"].job
+    until(lambda: "layer" in job.doing.text if stage == "reading" else "Writing token" in job.doing.text)
+    app.run()
+    assert app.button(key="run").disabled
+    app.button(key="cancel").click().run()
+    settled(app)
+    assert job.status == "cancelled" and "Cancelled" in page(app)
+    assert not app.button(key="run").disabled
+    if stage == "writing":
+        assert "kv-cards" in page(app)
+
+
+def slow_down(monkeypatch, stage: str) -> None:
+    """Give a tiny model the pace of a large one."""
+    import kvviz.engine as engine
+
+    plain_prefill, plain_decode = engine.prefill, engine.decode
+
+    def prefill(*args, progress=None, **kwargs):
+        def slowly(share, text):
+            time.sleep(0.3)
+            progress(share, text)
+
+        return plain_prefill(*args, progress=slowly if stage == "reading" else progress, **kwargs)
+
+    def decode(*args, **kwargs):
+        for step in plain_decode(*args, **kwargs):
+            time.sleep(0.05 if stage == "writing" else 0)
+            yield step
+
+    monkeypatch.setattr(engine, "prefill", prefill)
+    monkeypatch.setattr(engine, "decode", decode)
+
+
+def until(condition, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_closed_tab_frees_its_job(model, monkeypatch):
+    app = opened(model, tokens="256")
+    slow_down(monkeypatch, "writing")
+    app.button(key="run").click().run()
+    job = app.session_state["_task"].job
+    until(lambda: "Writing token" in job.doing.text)
+    job.alive = lambda: False
+    assert job.wait(10) and job.status == "cancelled"
+    assert ui.host().queue_length == 0
+
+
+def test_two_sessions_keep_to_themselves(model):
+    one, two = opened(model, policies="sink", budget="32"), opened(model, policies=["keydiff", "snapkv"], budget="96")
+    one.button(key="run").click().run()
+    two.button(key="run").click().run()
+    one, two = settled(one), settled(two)
+    assert [row.policy for row in run_of(one).rows] == ["full", "sink"]
+    assert [row.policy for row in run_of(two).rows] == ["full", "keydiff", "snapkv"]
+    assert {row.entries for row in run_of(one).rows[1:]} == {32} and {row.entries for row in run_of(two).rows[1:]} == {
+        96
+    }
+
+
+def test_settings_that_changed_since_the_run_are_named(model):
+    app = press(opened(model), "run")
+    assert "changed since" not in page(app)
+    app.text_area(key="question").set_value("Else?").run()
+    assert "changed since" in page(app)
+    assert cards(app).count("<article") == 3
+
+
+def test_histories_are_bounded(model):
+    app = opened(model, tokens="8")
+    for _ in range(jobs.HISTORY + 2):
+        app = press(app, "run")
+    assert len(app.session_state["_history"]) == jobs.HISTORY
+    assert app.session_state["_history"][-1].number == jobs.HISTORY + 2
+
+
+def test_the_model_is_loaded_once(model, monkeypatch):
+    loads = []
+    import kvviz.host as module
+
+    plain = module.load_model
+    monkeypatch.setattr(module, "load_model", lambda *args, **kwargs: loads.append(args) or plain(*args, **kwargs))
+    app = opened(model)
+    for _ in range(3):
+        app.run()
+    press(app, "run")
+    opened(model)
+    assert len(loads) == 1
