@@ -16,7 +16,7 @@ from kvviz import metrics
 from kvviz.cache import RowCache
 from kvviz.decode import FORWARD_TOKENS, GREEDY, Sampling, Step, decode, teacher_force
 from kvviz.events import Compared, Doing, Event, Evicted, Token
-from kvviz.evict import Retained, evict
+from kvviz.evict import Retained, evict, score_layers
 from kvviz.limits import Limits
 from kvviz.live import Live
 from kvviz.models import Loaded
@@ -91,12 +91,17 @@ class Generation:
         self.state = self.state.with_probes(cache.recorded())
 
     def _evict(self) -> Iterator[Event]:
+        scores: dict[Policy, list[Tensor | None]] = {}  # of a policy; they serve all its budgets
         for number, (each, budget) in enumerate(self.chosen):
             yield Doing(number / len(self.chosen), f"Evicting with {each.title}")
-            kept = evict(self.state, each, budget)
+            began = time.perf_counter()
+            if each not in scores and not each.keeps_all and budget < self.state.n_tokens:
+                scores[each] = score_layers(self.state, each)
+            scored = time.perf_counter() - began
+            kept = evict(self.state, each, budget, scores.get(each))
             row = Row(each.name, each.label, budget, each.settings())
             row.keeps(kept)
-            row.seconds = {"prefill": self.state.seconds, "evict": kept.seconds, "decode": 0.0}
+            row.seconds = {"prefill": self.state.seconds, "evict": scored + kept.seconds, "decode": 0.0}
             self.kept.append(kept)
             self.rows.append(row)
             yield Evicted(number, row)
