@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from kvviz.studies import ablations, capacity, cost, error, live, scores
+from kvviz.studies import ablations, capacity, correction, cost, error, live, method_map, scores
 from kvviz.studies.study import Study, StudyError, StudyRequest, StudyResult
 
 __all__ = ["GROUPS", "STUDIES", "Study", "StudyError", "StudyRequest", "StudyResult", "study"]
@@ -21,7 +21,7 @@ GROUPS = ("capacity", "error", "tau and ablations", "budget", "tasks", "cost")
 STUDIES: dict[str, Study] = {
     each.name: each
     for group in GROUPS
-    for module in (capacity, error, ablations, live, scores, cost)
+    for module in (method_map, capacity, error, correction, ablations, live, scores, cost)
     for each in module.STUDIES
     if each.group == group
 }

@@ -10,8 +10,9 @@ from kvviz import analysis, budget, tasks
 from kvviz.analysis import Analysis
 from kvviz.cache import RowCache
 from kvviz.decode import teacher_force
-from kvviz.engine import Doing, Engine, Finished
+from kvviz.engine import Engine
 from kvviz.errors import Decomposition, decompose
+from kvviz.events import Doing, Finished
 from kvviz.evict import evict
 from kvviz.host import ModelSpec
 from kvviz.jobs import Prompt

@@ -1,4 +1,4 @@
-"""CapKV's figures 1, 3 and 6: diversity and relevance of what every method keeps, and whether capacity tells quality."""
+"""CapKV's figures 3 and 6: the capacity that every method keeps, and whether it tells quality."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import itertools
 from collections.abc import Sequence
 from math import isfinite
 
-import numpy as np
 from scipy import stats
 
 from kvviz.analysis import CAPACITIES
-from kvviz.capacity import effective_rank
 from kvviz.figures.studies import Chart, Panel
 from kvviz.figures.style import number
 from kvviz.policies.policy import Policy
@@ -30,106 +28,6 @@ def capacities(reading: Reading, chosen: Policy, entries: int) -> dict[str, floa
     """K, U and KU of what is kept, in percent of the full cache's, mean over layers and KV heads."""
     kept = reading.numbers.capacity_at(chosen, entries)
     return {name: 100 * float(value) for name, value in zip(CAPACITIES, kept, strict=True)}
-
-
-# Figure 1
-
-
-def map_rows(bench: Bench) -> list[Row]:
-    """One row a method and share removed."""
-    rows: list[Row] = []
-    for reading in bench.readings(policies=bench.policies):
-        budgets = shares_of(reading.state, bench["shares"])
-        for chosen in bench.parts(bench.policies):
-            bench.tell(0.0, chosen.title)
-            for share, entries in budgets.items():
-                rows.append(_place(reading, chosen, share, entries))
-    return rows
-
-
-def _place(reading: Reading, chosen: Policy, share: float, entries: int) -> Row:
-    ranks, relevance = {"keys": [], "values": []}, []
-    for layer in reading.layers:
-        own, mask = reading.state.layers[layer], reading.numbers.mask(chosen, entries, layer)
-        for name, entry in (("keys", own.keys), ("values", own.values)):
-            ratio = effective_rank(entry * mask[..., None]) / effective_rank(entry)
-            ranks[name].append(100 * float(ratio.mean()))
-    relevance = 100 * (1 - np.nanmean(reading.numbers.error_map(chosen, entries)["w_E"]))
-    return {
-        "sample": reading.number,
-        "policy": chosen.name,
-        "label": chosen.label,
-        "removed": 100 * share,
-        "rank_keys": mean(ranks["keys"]),
-        "rank_values": mean(ranks["values"]),
-        "relevance": float(relevance),
-        **capacities(reading, chosen, entries),
-    }
-
-
-def judge_map(rows: Sequence[Row]) -> str:
-    """Is CapKV the method that no other surpasses in both, and are KeyDiff and SnapKV at the two ends?"""
-    found = [
-        (averages(group, "KU", "policy"), averages(group, "relevance", "policy"))
-        for group in by([r for r in rows if r["policy"] not in ("oracle", "random")], "removed").values()
-    ]
-    better = [
-        [p for p in diverse if p != "capkv" and diverse[p] > diverse["capkv"] and relevant[p] > relevant["capkv"]]
-        for diverse, relevant in found
-        if "capkv" in diverse
-    ]
-    if not better:
-        return f"{OPEN}: CapKV is not among the methods."
-    free = sum(not names for names in better)
-    surpassed = sorted({name for names in better for name in names})
-    words = f"at {free} of {len(better)} shares removed no method keeps both more KU capacity and more future attention than CapKV"
-    if surpassed:
-        words += f" ({listed(surpassed)} did)"
-    return f"{AGREES if free == len(better) else PARTLY if free else DIFFERS}: {words}."
-
-
-METHOD_MAP = Study(
-    name="method_map",
-    title="A map of the methods: diversity against relevance",
-    group="capacity",
-    source="CapKV fig. 1",
-    paper="Methods are either diverse (KeyDiff, Knorm) or relevant to future queries (SnapKV, EA); CapKV is meant to be both.",
-    settings=SAMPLES
-    | {
-        "samples": 1,
-        "shares": (0.5, 0.75, 0.9),
-        "policies": (
-            *CAPKV_METHODS,
-            "h2o",
-            "tova",
-            "adakv",
-            "momentkv:order_of_eviction=one batch",
-            "random",
-            "oracle",
-        ),
-    },
-    full="The paper's figure is a sketch without numbers; on an 8B model at 8k tokens this takes a few minutes on a GPU.",
-    measure=map_rows,
-    chart=Chart(
-        tuple(
-            Panel(
-                x,
-                "relevance",
-                f"{title} (% of the full cache)",
-                "future attention that is kept (%)",
-                kind="points",
-                title=title,
-            )
-            for x, title in (
-                ("KU", "KU capacity"),
-                ("rank_keys", "effective rank, keys"),
-                ("rank_values", "effective rank, values"),
-            )
-        )
-    ),
-    judge=judge_map,
-    doubt="Figure 1 is drawn, not measured: the paper gives no numbers for either axis.",
-)
 
 
 # Figures 3 and 6, upper rows
@@ -168,7 +66,10 @@ def judge_kept(rows: Sequence[Row]) -> str:
     if not cells:
         return f"{OPEN}: nothing was removed."
     usual = max(set(winners), key=winners.count)
-    words = f"{falls} of {falls + rising} curves fall monotonically, and CapKV keeps the most capacity at {first} of {cells} points"
+    words = (
+        f"{falls} of {falls + rising} curves fall monotonically, and CapKV keeps the most capacity at {first} of "
+        f"{cells} points"
+    )
     words += "" if usual.startswith("CapKV") else f" ({usual} most often)"
     return f"{AGREES if not rising and first > cells / 2 else PARTLY if not rising else DIFFERS}: {words}."
 
@@ -178,7 +79,10 @@ CAPACITY_KEPT = Study(
     title="Capacity that is kept against the share removed",
     group="capacity",
     source="CapKV fig. 3, fig. 6",
-    paper="All methods lose capacity monotonically; CapKV keeps clearly more than the others under high compression, by all three.",
+    paper=(
+        "All methods lose capacity monotonically; CapKV keeps clearly more than the others under high compression, "
+        "by all three."
+    ),
     settings=SAMPLES | {"samples": 1, "shares": (0.0, 0.25, 0.5, 0.75, 0.9), "policies": CAPKV_METHODS},
     full="Four data sets of 200 prompts each on Qwen3-8B: some hours on a GPU.",
     measure=kept_rows,
@@ -251,7 +155,8 @@ def _judge(found: dict[str, dict[str, float]], what: str) -> str:
     strong = all(each["rho"] >= 0.7 and each["p"] < 0.05 for each in known.values())
     some = any(each["rho"] > 0 and each["p"] < 0.05 for each in known.values())
     return (
-        f"{AGREES if strong else PARTLY if some else DIFFERS}: capacity goes with {what}, {words} over {n} points; with the share "
+        f"{AGREES if strong else PARTLY if some else DIFFERS}: capacity goes with {what}, {words} over {n} "
+        "points; with the share "
         f"removed held fixed, where it cannot come from the budget alone, ρ is {inside}."
     )
 
@@ -333,4 +238,4 @@ CAPACITY_SCORE = Study(
     on_prompt=False,
 )
 
-STUDIES = (METHOD_MAP, CAPACITY_KEPT, CAPACITY_QUALITY, CAPACITY_SCORE)
+STUDIES = (CAPACITY_KEPT, CAPACITY_QUALITY, CAPACITY_SCORE)

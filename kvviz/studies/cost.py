@@ -98,7 +98,8 @@ def judge_time(rows: Sequence[Row]) -> str:
     near, linear = ratio <= 1.1, growth <= 1.2
     verdict = AGREES if near and linear else PARTLY if near or linear else DIFFERS
     return (
-        f"{verdict}: CapKV takes {number(ratio, 3)} times as long in total as the mean of the other methods, {number(100 * share)}% of it "
+        f"{verdict}: CapKV takes {number(ratio, 3)} times as long in total as the mean of the other methods, "
+        f"{number(100 * share)}% of it "
         f"to evict; from {lengths[0]:,} to {lengths[-1]:,} tokens its total grows with the power {number(growth)} of the length."
     )
 
@@ -108,7 +109,10 @@ TIME = Study(
     title="Total time against context length and share removed",
     group="cost",
     source="CapKV fig. 5",
-    paper="Total time (8k to 64k tokens, 100 new ones) grows about linearly with the length, and CapKV's is in the others' range.",
+    paper=(
+        "Total time (8k to 64k tokens, 100 new ones) grows about linearly with the length, and CapKV's is in the "
+        "others' range."
+    ),
     settings={
         "task": "text",
         "lengths": (512, 1024, 2048),
@@ -198,7 +202,8 @@ def judge_orders(rows: Sequence[Row]) -> str:
     shares = listed(f"{number(value)}% of what is kept at {budget}" for budget, value in share.items())
     added = f"{signed(ms['order 1'] - ms['no correction'])} ms a token (order 0: {signed(ms['order 0'] - ms['no correction'])})"
     return (
-        f"{verdict}: the mean KL of {number(kl['no correction'])} falls by {signed(zero, 3)} with order 0 and {signed(one, 3)} with order 1; "
+        f"{verdict}: the mean KL of {number(kl['no correction'])} falls by {signed(zero, 3)} with order 0 and "
+        f"{signed(one, 3)} with order 1; "
         f"order 1 adds {size_words(corrected[0]['moments_bytes'])}, {shares}, and {added}."
     )
 
@@ -208,7 +213,10 @@ COST = Study(
     title="Orders 0 and 1 of the correction: quality, bytes, milliseconds",
     group="cost",
     source="MomentKV table 4, table 5, table 6",
-    paper="Order 0 gains 0.94 over SnapKV, order 1 more than three times as much, for 4.1 MB (6.4% of the cache) and 1.6 ms a token.",
+    paper=(
+        "Order 0 gains 0.94 over SnapKV, order 1 more than three times as much, for 4.1 MB (6.4% of the cache) and "
+        "1.6 ms a token."
+    ),
     settings=SAMPLES | {"budgets": (128, 512), "rules": ("snapkv", "momentkv"), "repeats": 3, "timed_tokens": 16},
     full="LongBench on Llama-3.1-8B: some hours on a GPU; bytes and milliseconds alone take a minute.",
     measure=order_rows,
@@ -221,8 +229,10 @@ COST = Study(
     ),
     judge=judge_orders,
     doubt=(
-        "d² + 2d + 1 numbers a head are 16,641 at d = 128: 65 KV pairs in 16 bits, not the 128 of table 5 (130 would be fp32). On "
-        "Llama-3.1-8B that is 8.5 MB, half of the 16.8 MB kept at L = 128; 4.1 MB and 6.4% fit neither, and 6.4% would be a cache of "
+        "d² + 2d + 1 numbers a head are 16,641 at d = 128: 65 KV pairs in 16 bits, not the 128 of table 5 (130 "
+        "would be fp32). On "
+        "Llama-3.1-8B that is 8.5 MB, half of the 16.8 MB kept at L = 128; 4.1 MB and 6.4% fit neither, and 6.4% "
+        "would be a cache of "
         "64 MB, L near 490. kvviz keeps all four sums in fp32 whatever the order, so order 0 costs as many bytes here as order 1."
     ),
     timings=True,

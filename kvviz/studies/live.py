@@ -67,7 +67,8 @@ def judge_live(rows: Sequence[Row]) -> str:
     verdict = AGREES if won == len(budgets) and calmest == "CapKV" else PARTLY if won or calmest == "CapKV" else DIFFERS
     return (
         f"{verdict}: CapKV has the lowest KL at {won} of {len(budgets)} sizes (at {budgets[0]} entries {best[budgets[0]]} with "
-        f"{number(found[best[budgets[0]], budgets[0]])}, CapKV {number(found['CapKV', budgets[0]])}); from {budgets[-1]} to {budgets[0]} "
+        f"{number(found[best[budgets[0]], budgets[0]])}, CapKV {number(found['CapKV', budgets[0]])}); from "
+        f"{budgets[-1]} to {budgets[0]} "
         f"entries {calmest} loses least ({number(loss[calmest])} nats; CapKV {number(loss['CapKV'])})."
     )
 
@@ -77,7 +78,10 @@ LIVE = Study(
     title="Eviction while decoding against the reserved size",
     group="budget",
     source="CapKV fig. 4",
-    paper="Evicting every 512 steps on AIME25, CapKV degrades most gracefully as the reserved size shrinks; SnapKV cannot take part.",
+    paper=(
+        "Evicting every 512 steps on AIME25, CapKV degrades most gracefully as the reserved size shrinks; SnapKV "
+        "cannot take part."
+    ),
     settings={
         "task": "text",
         "tokens": 192,

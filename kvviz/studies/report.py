@@ -19,8 +19,8 @@ Every study of the page *Studies*, run once at its default setting on the defaul
 written by `python -m kvviz study --out DIR --report docs/results.md` from the results, which
 `python -m kvviz study --all --out DIR` measures.
 
-**How to read it.** The papers use models of 4 to 14 billion parameters, thousands of examples and GPUs. Here a model of 135 million
-parameters reads one to six samples of about a thousand tokens on two CPU cores. What is said about a *mechanism* (capacities,
+**How to read it.** The papers use models of 4 to 14 billion parameters, thousands of examples and GPUs. Here one of 135
+million reads one to six samples of about a thousand tokens on two CPU cores. What is said about a *mechanism* (capacities,
 directions, errors) is measured exactly and for the same formulas. What is said about *scores* rests on a handful of answers: a
 difference of a few points means nothing, and none of it shows that a paper is wrong about its own models. Nothing was tuned to
 bring out a ranking; every method runs as it was published, with its own protected entries, which differ from method to method
@@ -55,8 +55,10 @@ def _setting(results: Sequence[StudyResult]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in config["versions"].items())
     total = sum(result.config["seconds"] for result in results)
     return (
-        f"Model {config['model']}, revision `{config['revision']}`, {config['dtype']} on {config['device']} with {config['threads']} "
-        f"thread(s); {versions}; {len(results)} studies in {total / 60:.0f} minutes together. Times were measured while other work "
+        f"Model {config['model']}, revision `{config['revision']}`, {config['dtype']} on {config['device']} with "
+        f"{config['threads']} "
+        f"thread(s); {versions}; {len(results)} studies in {total / 60:.0f} minutes together. Times were measured "
+        "while other work "
         "ran on the same two cores, where a study says that its numbers are times."
     )
 

@@ -1,4 +1,5 @@
-"""The score tables: CapKV's 1, 5, 6, 7, 8 and MomentKV's figure 4 and tables 1, 2, 7, 8, on tasks that are written from a seed."""
+"""The score tables: CapKV's 1, 5, 6, 7, 8 and MomentKV's figure 4 and tables 1, 2, 7, 8, on tasks that are "
+"written from a seed."""
 
 from __future__ import annotations
 
@@ -86,7 +87,10 @@ SCORES = Study(
     title="Task scores by method and share removed",
     group="tasks",
     source="CapKV table 1, table 6, table 7, table 8",
-    paper="CapKV has the best LongBench average at every share removed on Qwen3-8B and 14B, and the best or near-best on three more.",
+    paper=(
+        "CapKV has the best LongBench average at every share removed on Qwen3-8B and 14B, and the best or near-best "
+        "on three more."
+    ),
     settings=SEEDS
     | {
         "tasks": LONGBENCH,
@@ -107,7 +111,8 @@ SCORES = Study(
     judge=judge_shares,
     doubt=(
         "In tables 6 to 8 CapKV is not the best at 90% removed on any of the three models (Llama-3.1-8B: 30.48 against KeyDiff's "
-        "34.89, EA's 34.51 and SnapKV's 33.45), nor at 75% on Llama and Mistral, against near-best in the text. In table 1 evicting "
+        "34.89, EA's 34.51 and SnapKV's 33.45), nor at 75% on Llama and Mistral, against near-best in the text. "
+        "In table 1 evicting "
         "25% raises CapKV's average on Qwen3-8B above the full cache's (49.51 against 47.48), 31 points of it on TREC. "
         + FEW
     ),
@@ -135,7 +140,8 @@ LONG = Study(
     judge=judge_shares,
     doubt=(
         "The default model ends at 8,192 positions and has no YaRN: longer contexts need a model whose configuration scales its "
-        "rotations. In table 5 CapKV with 75% removed (47.9) is above the full cache (44.5), and at 50% it is behind EA and SnapKV."
+        "rotations. In table 5 CapKV with 75% removed (47.9) is above the full cache (44.5), and at 50% it is "
+        "behind EA and SnapKV."
     ),
     on_prompt=False,
 )
@@ -172,7 +178,8 @@ def judge_budgets(rows: Sequence[Row]) -> str:
         for budget, each in made.items()
     )
     return (
-        f"{verdict}: MomentKV has the best mean score at {won} of {len(made)} budgets, and against Ada-KV gains {words}; the full "
+        f"{verdict}: MomentKV has the best mean score at {won} of {len(made)} budgets, and against Ada-KV gains "
+        f"{words}; the full "
         f"cache has {full_score(rows):.1f}, over {_examples(rows)} examples."
     )
 
@@ -224,7 +231,8 @@ def judge_kinds(rows: Sequence[Row]) -> str:
     words = listed(f"{signed(value, 1)} {kind}" for kind, value in sorted(gain.items(), key=lambda each: -each[1]))
     scores = listed(f"{number(value, 3)} {name}" for name, value in found.items())
     return (
-        f"{verdict}: MomentKV's mean score is {signed(total, 1)} against Ada-KV's ({scores}; full cache {full_score(rows):.1f}); by kind "
+        f"{verdict}: MomentKV's mean score is {signed(total, 1)} against Ada-KV's ({scores}; full cache "
+        f"{full_score(rows):.1f}); by kind "
         f"{words}; {_examples(rows)} examples."
     )
 
@@ -234,7 +242,10 @@ KINDS = Study(
     title="RULER-style scores, and the gain by kind of task",
     group="tasks",
     source="MomentKV table 2, table 8",
-    paper="On RULER (16K, L = 128) MomentKV is 3.4 and 3.5 points above Ada-KV; the gain is largest where single facts are retrieved.",
+    paper=(
+        "On RULER (16K, L = 128) MomentKV is 3.4 and 3.5 points above Ada-KV; the gain is largest where single facts "
+        "are retrieved."
+    ),
     settings=SEEDS
     | {
         "tasks": (*RULER, *LONGBENCH),

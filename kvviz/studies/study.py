@@ -22,7 +22,8 @@ import plotly.graph_objects as go
 import torch
 import transformers
 
-from kvviz.engine import Engine, Event, Finished
+from kvviz.engine import Engine
+from kvviz.events import Event, Finished
 from kvviz.exceptions import KvvizError
 from kvviz.figures import studies as figures
 from kvviz.figures.studies import Chart
@@ -198,19 +199,19 @@ def setting_text(value: Any) -> str:
     """A setting as people write it: numbers with commas between them, words with spaces."""
     if not isinstance(value, tuple | list):
         return f"{value:g}" if isinstance(value, float) else str(value)
-    texts = [setting_text(each) for each in value]
-    return (" " if any(isinstance(each, str) for each in value) else ",").join(texts)
+    if any(isinstance(each, str) for each in value):
+        return shlex.join(value)
+    return ",".join(setting_text(each) for each in value)
 
 
 def _like(key: str, value: Any, usual: Any) -> Any:
     """A value, or its text, as the kind that `usual` is of."""
     if isinstance(usual, tuple):
         words = isinstance(usual[0], str)
-        parts = (value.split() if words else value.replace(",", " ").split()) if isinstance(value, str) else list(value)
+        parts = (shlex.split(value) if words else value.replace(",", " ").split()) if isinstance(value, str) else list(value)
         if not parts:
             raise StudyError(f"The setting {key} is empty. Its default is {setting_text(usual)}.")
-        whole = all(isinstance(each, int) for each in usual)
-        return tuple(_like(key, part, usual[0] if words or whole else 0.5) for part in parts)
+        return tuple(_like(key, part, usual[0]) for part in parts)
     if isinstance(usual, str):
         return str(value)
     try:
