@@ -17,7 +17,7 @@ from kvviz.cache import RowCache
 from kvviz.decode import FORWARD_TOKENS, GREEDY, Sampling, Step, decode, teacher_force
 from kvviz.events import Compared, Doing, Event, Evicted, Token
 from kvviz.evict import Retained, evict, score_layers
-from kvviz.limits import Limits
+from kvviz.limits import NO_LIMITS, Limits
 from kvviz.live import Live
 from kvviz.models import Loaded
 from kvviz.policies.policy import Policy, policy
@@ -53,7 +53,7 @@ class Generation:
     evict_every: int | None = None
     compare: bool = True
     reference: Row | None = None
-    limits: Limits = Limits()
+    limits: Limits = NO_LIMITS
     kept: list[Retained] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
 
@@ -123,7 +123,7 @@ class Generation:
         return teacher_force(self.loaded.model, cache, self.follow, self.state.logits, answer)
 
     def _write(self, live: Live | None, known: int) -> Iterator[Event]:
-        """Write the rows from number `known` on. With eviction while decoding, a shadow of each policy reads what row 0 writes."""
+        """Write the rows from number `known` on; while evicting, a shadow of each policy reads what row 0 writes."""
         if not self.kept[known:]:
             return
         began, shadows = time.perf_counter(), self.kept[1:] if live and self.compare else []

@@ -59,6 +59,9 @@ class Limits:
             )
 
 
+NO_LIMITS = Limits()
+
+
 def _number(name: str) -> int | None:
     text = os.environ.get(name, "").strip()
     if not text:
