@@ -98,7 +98,7 @@ def facts(row: Row, is_reference: bool, active: bool) -> str:
     if not row.bytes:
         return "waiting" if active else "not run"
     parts = [f"{entries(row)} entries a head", words(row.bytes)]
-    if not is_reference and row.mean_kl is not None:
+    if not is_reference and row.mean_kl is not None and not active:
         parts.append(f"mean KL {number(row.mean_kl)} nats")
         first = row.first_difference
         parts.append("same tokens" if first is None else f"differs from token {first + 1}")

@@ -85,7 +85,7 @@ def strip(texts: Sequence[str], first: Shares, second: Shares | None = None, tok
     parts = []
     for index, (text, name, out, note) in enumerate(zip(texts, names, gone.tolist(), notes, strict=True)):
         tag = "del" if out else "span"
-        chosen = " kv-chosen" if index == token else ""
+        chosen = (" kv-chosen" if index == token else "") + (" kv-space" if out and text.isspace() else "")
         parts.append(f'<{tag} class="{name}{chosen}" title="{index}: {note}">{shown(text)}</{tag}>')
     about = f"The prompt, {len(texts):,} tokens. Left and right arrow keys choose a token."
     style = f"--kv-c:{both(first.policy)}"
@@ -133,6 +133,7 @@ def styles() -> str:
         ".kv-strip > :hover { outline: 1px solid currentColor }",
         ".kv-strip > .kv-chosen { outline: 2px solid currentColor; outline-offset: 1px; font-weight: 700 }",
         ".kv-strip del, .kv-key del { text-decoration: line-through; text-decoration-thickness: 1px; opacity: .62 }",
+        ".kv-strip del.kv-space { text-decoration: none; opacity: .4 }",
         ".kv-key { display: flex; flex-wrap: wrap; gap: .25rem 1.1rem; font-size: .84rem; align-items: center }",
         ".kv-key > span > :first-child { padding: 1px .45em; margin-right: .4em; border-radius: 2px;"
         " font-family: ui-monospace, Menlo, Consolas, monospace }",

@@ -286,7 +286,9 @@ def _expected(scorer: ExpectedAttention, alone: LayerState) -> dict[str, Part]:
     values = precise(alone.values)
     attention = scorer.score(replace(alone, values=F.normalize(values, dim=-1)))[:, scorer.sinks :]
     return {
-        "expected attention": Part("E[α] + ε", "Share of the coming queries' attention.", _after(attention, scorer.sinks)),
+        "expected attention": Part(
+            "E[α] + ε", "Share of the coming queries' attention.", _after(attention, scorer.sinks)
+        ),
         "value norm": Part("‖v‖", "Length of what the entry writes.", values.norm(dim=-1)),
     }
 
@@ -355,12 +357,16 @@ def facts(numbers: Store, policy: Policy, budget: int, token: int, layer: int, h
     found.append(_fact("score", "s", "Higher stays. Mean over the query heads of the group.", scores, token))
     if policy.scorer.uses_moments and not standing(numbers, policy, budget, layer).kept.all():
         left = residual(numbers, policy, budget, layer)[kv_head]
-        found.append(_fact("residual at the end", "‖r‖", "What the statistics of the evicted cannot predict.", left, token))
+        found.append(
+            _fact("residual at the end", "‖r‖", "What the statistics of the evicted cannot predict.", left, token)
+        )
     return found
 
 
 def _parts(scorer: Scorer, layer: LayerState) -> dict[str, Part]:
-    return {name: part._replace(values=part.values.float().cpu().numpy()) for name, part in explain(scorer, layer).items()}
+    return {
+        name: part._replace(values=part.values.float().cpu().numpy()) for name, part in explain(scorer, layer).items()
+    }
 
 
 def _fact(name: str, symbol: str, about: str, values: np.ndarray, token: int) -> Fact:
