@@ -6,7 +6,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from kvviz.commands.generate import _silent, _tell, add_model_arguments
-from kvviz.engine import Finished, load
+from kvviz.engine import load
+from kvviz.events import Finished
 from kvviz.host import ModelSpec
 from kvviz.jobs import Prompt
 from kvviz.models import default_name
