@@ -77,19 +77,23 @@ class _PrefillPass:
     def __init__(self, recorders: list[_Recorder], n_tokens: int, progress: Progress | None) -> None:
         self.recorders, self.n_tokens, self.progress = recorders, n_tokens, progress
         self.start = self.end = 0
-        self.tables: dict[int, tuple[Tensor, Tensor]] = {}
+        self._tables: dict[tuple, tuple[Tensor, Tensor]] = {}
 
-    def next_chunk(self, start: int, end: int, device: torch.device) -> None:
+    def next_chunk(self, start: int, end: int) -> None:
         self.start, self.end = start, end
-        positions = torch.arange(start, end, device=device)
-        self.tables = {
-            id(r): r.inverse_table(positions) for r in {id(x.rotary): x.rotary for x in self.recorders}.values()
-        }
+        self._tables = {}
+
+    def _unturn(self, rotary: Rotary, device: torch.device) -> tuple[Tensor, Tensor]:
+        """What undoes the rotation of this chunk's positions; layers of one type and device share it."""
+        key = (id(rotary), device)
+        if key not in self._tables:
+            self._tables[key] = rotary.inverse_table(torch.arange(self.start, self.end, device=device))
+        return self._tables[key]
 
     def attend(self, layer, q, k, v, scaling, window):
         recorder = self.recorders[layer]
         recorder.scaling, recorder.window = scaling, window
-        out = recorder.attend(q[0], k[0], v[0], self.start, self.tables[id(recorder.rotary)])
+        out = recorder.attend(q[0], k[0], v[0], self.start, self._unturn(recorder.rotary, q.device))
         if self.progress is not None:
             layers = len(self.recorders)
             share = (self.start + (self.end - self.start) * (layer + 1) / layers) / self.n_tokens
@@ -138,7 +142,7 @@ def prefill(
     with running(model, forward):
         for start in range(0, n, chunk):
             end = min(start + chunk, n)
-            forward.next_chunk(start, end, device)
+            forward.next_chunk(start, end)
             output = model(
                 input_ids=tokens[:, start:end],
                 position_ids=torch.arange(start, end, device=device)[None],

@@ -141,7 +141,7 @@ def test_evicting_after_the_prefill_is_evicting_during_it(engine):
 
     recorders = [kvviz.prefill._Recorder(r, state.n_tokens, False) for r in kvviz.prefill.rotaries(engine.model)]
     during = EvictingPass(recorders, state.n_tokens, None)
-    during.next_chunk(0, state.n_tokens, engine.model.device)
+    during.next_chunk(0, state.n_tokens)
     with running(engine.model, during):
         engine.model(torch.tensor([state.ids]), use_cache=False)
     for (keys, values), after in zip(dropped, evict(state, policy, 16).layers, strict=True):
