@@ -3,7 +3,7 @@
 import streamlit as st
 
 import ui
-from ui import cards, jobs, results
+from ui import cards, html, jobs, results
 from ui.export import export
 
 LENGTHS = (8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -56,38 +56,45 @@ def controls(current: jobs.Task | None, record: jobs.Record | None) -> None:
         export(record)
 
 
+def status() -> st.delta_generator.DeltaGenerator:
+    """A line above the cards, of one height whatever stands in it."""
+    return st.container(key="status", gap=None)
+
+
 @st.fragment(run_every=jobs.EVERY)
 def live(current: jobs.Task) -> None:
     if not current.job.active:
         st.rerun()
-    st.progress(min(max(current.job.doing.share, 0.0), 1.0), text=jobs.line(current.job))
-    st.html(cards.cards(jobs.rows(current) or cards.waiting(current.experiment), active=True))
+    status().progress(min(max(current.job.doing.share, 0.0), 1.0), text=jobs.line(current.job))
+    st.html(cards.cards(cards.so_far(jobs.rows(current), current.experiment), active=True))
 
 
 def finished(current: jobs.Task | None, record: jobs.Record | None) -> None:
-    failed = jobs.is_run(current) and current.job.result is None
-    if failed:
-        jobs.outcome(current)
-        if jobs.rows(current):
-            st.html(cards.cards(jobs.rows(current)))
-            return
-    if record is None:
-        st.markdown("Run this experiment to see what each policy writes from the part of the cache that it keeps.")
-        st.html(cards.cards(cards.waiting(experiment)))
-        return
-    stale(record)
-    st.html(cards.cards(record.run.rows))
-    results.timeline(record.run)
-    results.token_diff(record.run)
-    results.costs(record.run)
-    results.counts(record.run)
-
-
-def stale(record: jobs.Record) -> None:
-    if record.experiment.generate != experiment.generate:
-        st.caption(
-            f":material/history: Shown is run {record.number}: {record.experiment.words()}. The sidebar has changed since."
+    broken = jobs.is_run(current) and current.job.result is None
+    if broken:
+        with status():
+            jobs.outcome(current)
+    if broken and (jobs.rows(current) or record is None):
+        st.html(cards.cards(cards.so_far(jobs.rows(current), current.experiment)))
+    elif record is None:
+        status().markdown(
+            "Run this experiment to see what each policy writes from the part of the cache that it keeps."
         )
+        st.html(cards.cards(cards.waiting(experiment)))
+    else:
+        status().caption(about(record))
+        st.html(cards.cards(record.run.rows))
+        results.timeline(record.run)
+        results.token_diff(record.run)
+        results.costs(record.run)
+        results.counts(record.run)
+
+
+def about(record: jobs.Record) -> str:
+    """Which run is shown, and whether the sidebar still says the same."""
+    changed = record.experiment.generate != experiment.generate
+    words = html.plain(record.experiment.words())
+    return f"Run {record.number}: {words}." + " :orange[The sidebar has changed since.]" * changed
 
 
 experiment = ui.experiment()

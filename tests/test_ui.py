@@ -250,8 +250,9 @@ def test_cancel(model, monkeypatch, stage):
 def slow_down(monkeypatch, stage: str) -> None:
     """Give a tiny model the pace of a large one."""
     import kvviz.engine as engine
+    import kvviz.generate as generate
 
-    plain_prefill, plain_decode = engine.prefill, engine.decode
+    plain_prefill, plain_decode = engine.prefill, generate.decode
 
     def prefill(*args, progress=None, **kwargs):
         def slowly(share, text):
@@ -266,7 +267,7 @@ def slow_down(monkeypatch, stage: str) -> None:
             yield step
 
     monkeypatch.setattr(engine, "prefill", prefill)
-    monkeypatch.setattr(engine, "decode", decode)
+    monkeypatch.setattr(generate, "decode", decode)
 
 
 def until(condition, seconds: float = 30) -> None:
@@ -301,9 +302,9 @@ def test_two_sessions_keep_to_themselves(model):
 
 def test_settings_that_changed_since_the_run_are_named(model):
     app = press(opened(model), "run")
-    assert "changed since" not in page(app)
+    assert "has changed since" not in page(app)
     app.text_area(key="question").set_value("Else?").run()
-    assert "changed since" in page(app)
+    assert "has changed since" in page(app)
     assert cards(app).count("<article") == 3
 
 

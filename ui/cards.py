@@ -29,6 +29,11 @@ def waiting(experiment: Experiment) -> list[Row]:
     return [Row(name, label, experiment.budget) for name, label in labels]
 
 
+def so_far(rows: Sequence[Row], experiment: Experiment) -> list[Row]:
+    """The rows that are there, and empty ones for those to come, so that every card has its place from the start."""
+    return [*rows, *waiting(experiment)[len(rows) :]]
+
+
 def _card(row: Row, reference: Row, active: bool) -> str:
     title = METHODS[row.policy].title if row.policy in METHODS else row.policy
     options = row.label.removeprefix(title).strip(" ()")

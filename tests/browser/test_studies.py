@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.model, pytest.mark.slow]
 def card(tab: driver.Tab, name: str):
     """The study's card, open."""
     found = tab.page.locator(f".st-key-card_{name}")
-    button = found.locator(f".st-key-run_{name} button")
+    button = found.locator(f".st-key-run_{name} button").first
     if not button.is_visible():
         found.locator("summary").first.click()
     button.wait_for(state="visible")
@@ -37,7 +37,7 @@ def test_a_study_is_run_drawn_and_taken_along(open_tab):
     tab = open_tab().open("/studies")
     mine = card(tab, "capacity_kept")
     change(tab, "capacity_kept", tokens="320")
-    mine.locator(".st-key-run_capacity_kept button").click()
+    mine.locator(".st-key-run_capacity_kept button").first.click()
     mine.get_by_text("Here:").wait_for(timeout=driver.RUN)
     mine.locator(".js-plotly-plot").wait_for()
     words = mine.inner_text()
@@ -55,7 +55,7 @@ def test_a_study_is_run_drawn_and_taken_along(open_tab):
 def test_a_study_can_be_cancelled(open_tab):
     tab = open_tab().open("/studies")
     mine = card(tab, "capacity_quality")
-    mine.locator(".st-key-run_capacity_quality button").click()
-    mine.locator(".st-key-cancel_capacity_quality button").click()
+    mine.locator(".st-key-run_capacity_quality button").first.click()
+    mine.locator(".st-key-cancel_capacity_quality button").first.click()
     mine.get_by_text("Cancelled.").wait_for(timeout=driver.RUN)
-    assert mine.locator(".st-key-run_capacity_quality button").is_enabled()
+    assert mine.locator(".st-key-run_capacity_quality button").first.is_enabled()
