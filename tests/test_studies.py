@@ -374,7 +374,11 @@ def test_finding_on_errors():
     assert error.judge_by_layer([one]).startswith(AGREES)
     assert error.judge_by_layer([one | {"w_E": 0.5}]).startswith(PARTLY)
     assert error.judge_by_layer([one | {"w_E": 0.5, "cos": 0.9, "relative_error": 0.1}]).startswith(DIFFERS)
-    grid = [{"length": n, "budget": b, "w_E": n / b, "relative_error": n / b} for n in (100, 200) for b in (10, 20)]
+    grid = [
+        {"length": n, "budget": b, "w_E": n / b, "relative_error": n / b, "worst_layer": n / b}
+        for n in (100, 200)
+        for b in (10, 20)
+    ]
     assert error.judge_by_budget(grid).startswith(AGREES)
     assert error.judge_by_budget(
         [row | {"w_E": row["budget"], "relative_error": row["budget"]} for row in grid]

@@ -125,7 +125,8 @@ TAU = Study(
     group="tau and ablations",
     source="CapKV table 3",
     paper="Moderate τ is best, τ = 5 on average over all shares removed; 0 and large values are worse.",
-    settings=SAMPLES | {"taus": (0.0, 1.0, 2.0, 5.0, 7.0, 10.0, 20.0), "shares": (0.25, 0.5, 0.75, 0.9), "variant": "published"},
+    settings=SAMPLES
+    | {"taus": (0.0, 1.0, 2.0, 5.0, 7.0, 10.0, 20.0), "shares": (0.25, 0.5, 0.75, 0.9), "variant": "published"},
     full="Sixteen data sets of LongBench on Llama-3.1-8B: some hours on a GPU.",
     measure=tau_rows,
     chart=Chart(

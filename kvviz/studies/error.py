@@ -186,6 +186,7 @@ def by_budget_rows(bench: Bench) -> list[Row]:
                 bench.tell(0.0, f"budget {budget} of {n}")
                 found = [parts_row(reading.errors(chosen, budget, layer)) for layer in reading.layers]
                 means = {key: mean(row[key] for row in found) for key in found[0]}
+                means["worst_layer"] = max(row["relative_error"] for row in found)
                 label = f"N = {length:,}"
                 rows.append(
                     {
@@ -215,9 +216,11 @@ def judge_by_budget(rows: Sequence[Row]) -> str:
     if not falls or not rises:
         return f"{OPEN}: several budgets and lengths are needed."
     verdict = AGREES if all(falls) and all(rises) else DIFFERS if not any(falls) else PARTLY
+    last = max(rows, key=lambda row: (row["length"], row["budget"]))
     return (
         f"{verdict}: w_E and error fall from one budget to the next in {sum(falls)} of {len(falls)} steps, and rise from one "
-        f"length to the next in {sum(rises)} of {len(rises)}."
+        f"length to the next in {sum(rises)} of {len(rises)}; with {last['budget']:,} of {last['length']:,} entries the worst "
+        f"layer's error is still {percent(last['worst_layer'])}."
     )
 
 

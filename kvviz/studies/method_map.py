@@ -8,6 +8,7 @@ import numpy as np
 
 from kvviz.capacity import effective_rank
 from kvviz.figures.studies import Chart, Panel
+from kvviz.policies import METHODS
 from kvviz.policies.policy import Policy
 from kvviz.studies.bench import Bench, Reading, averages, by, mean, shares_of
 from kvviz.studies.capacity import CAPKV_METHODS, SAMPLES, capacities
@@ -68,6 +69,8 @@ def judge_map(rows: Sequence[Row]) -> str:
     )
     if surpassed:
         words += f" ({listed(surpassed)} did)"
+    ends = [METHODS[max(values, key=values.get)].title for values in found[-1]]
+    words += f"; with most removed {ends[0]} is the most diverse and {ends[1]} the most relevant"
     return f"{AGREES if free == len(better) else PARTLY if free else DIFFERS}: {words}."
 
 

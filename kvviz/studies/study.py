@@ -208,7 +208,11 @@ def _like(key: str, value: Any, usual: Any) -> Any:
     """A value, or its text, as the kind that `usual` is of."""
     if isinstance(usual, tuple):
         words = isinstance(usual[0], str)
-        parts = (shlex.split(value) if words else value.replace(",", " ").split()) if isinstance(value, str) else list(value)
+        parts = (
+            (shlex.split(value) if words else value.replace(",", " ").split())
+            if isinstance(value, str)
+            else list(value)
+        )
         if not parts:
             raise StudyError(f"The setting {key} is empty. Its default is {setting_text(usual)}.")
         return tuple(_like(key, part, usual[0]) for part in parts)
