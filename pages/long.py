@@ -14,12 +14,12 @@ PAPERS = {1: "MomentKV: 1", 512: "CapKV: 512"}
 def run() -> None:
     """Every chosen policy that can evict while it writes."""
     made, state = ui.experiment(), st.session_state
-    able = tuple(p for p in made.policies if not long.refusal(p, int(state.every)))
+    able = tuple(p for p in made.policies if not long.refusal(p, int(state.every or EVERY)))
     request = replace(
         made.generate,
         policies=able,
-        max_new_tokens=int(state.length),
-        evict_every=int(state.every),
+        max_new_tokens=int(state.length or LENGTH),
+        evict_every=int(state.every or EVERY),
         stop=not state.endless,
     )
     jobs.start(request, made)
@@ -36,6 +36,9 @@ def fault() -> str:
 
 def controls(running: bool) -> None:
     wrong, most, state = fault(), long.room(experiment), st.session_state
+    for key, usual in (("length", min(LENGTH, most)), ("every", EVERY)):
+        if state.get(key) is None and key not in st.query_params:
+            state[key] = usual
     if (state.get("length") or 1) > most:
         state.length = most
     with st.container(horizontal=True, vertical_alignment="bottom", key="controls"):
@@ -53,18 +56,18 @@ def controls(running: bool) -> None:
             "New tokens",
             1,
             most,
-            min(LENGTH, most),
+            None,
             step=50,
             key="length",
             bind="query-params",
             width=150,
-            help=f"How many tokens each policy writes at most; {most:,} fit into the model's positions.",
+            help=f"How many tokens each policy writes at most; here {most:,} are the limit.",
         )
         st.number_input(
             "Evict every, tokens",
             1,
             512,
-            EVERY,
+            None,
             key="every",
             bind="query-params",
             width=160,
@@ -97,7 +100,7 @@ def follow() -> None:
     long.written(jobs.rows(task) or cards.waiting(task.experiment), active=True)
 
 
-@st.fragment(run_every=2.5)
+@st.fragment(run_every=4.0)
 def follow_figures() -> None:
     rows = jobs.rows(task)
     if task.job.active and rows and rows[0].entries_by_step:
@@ -109,7 +112,7 @@ ui.header(experiment)
 task, record = jobs.task(), jobs.latest(live=True)
 mine = jobs.is_run(task, live=True)
 controls(mine and task.job.active)
-long.words(experiment, int(st.session_state.every))
+long.words(experiment, int(st.session_state.every or EVERY))
 if mine and task.job.active:
     follow()
     follow_figures()

@@ -9,6 +9,7 @@ import streamlit as st
 
 from kvviz.experiment import Experiment
 from kvviz.figures import long
+from kvviz.limits import Limits
 from kvviz.policies.policy import Policy
 from kvviz.prompts import PromptError, encode_question
 from kvviz.runs import Row
@@ -35,7 +36,7 @@ def refusal(policy: Policy, every: int) -> str:
 
 
 def room(experiment: Experiment) -> int:
-    """How many tokens can be written before the model's positions end."""
+    """How many tokens can be written before the model's positions end, or this server's limit."""
     engine, prompt = engine_for(experiment.model), experiment.prompt
     if engine is None or not experiment.n_tokens:
         return UNKNOWN
@@ -44,7 +45,8 @@ def room(experiment: Experiment) -> int:
         asked = [] if prompt.seen else encode_question(engine.tokenizer, prompt.question, tail, prompt.answer)
     except PromptError:
         asked = []
-    return max(1, engine.loaded.positions - experiment.n_tokens - len(asked))
+    most = engine.loaded.positions - experiment.n_tokens - len(asked)
+    return max(1, min(most, Limits.from_environment().new_tokens or most))
 
 
 def words(experiment: Experiment, every: int) -> None:

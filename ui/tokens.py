@@ -12,7 +12,7 @@ from html import escape
 import numpy as np
 import streamlit as st
 
-from kvviz.analysis.tokens import Shares
+from kvviz.analysis.tokens import Shares, find
 from ui.html import both
 
 LEVELS = 16
@@ -71,6 +71,64 @@ def picked() -> int | None:
     """The token that was clicked, in the callback."""
     found = st.session_state.strip_clicks.token
     return found if isinstance(found, int) else None
+
+
+def picker(texts: list[str]) -> int:
+    """Choose a token by number, by its text, step by step; a click on the text does the same."""
+    count = len(texts)
+    if st.session_state.get("token") is None and "token" not in st.query_params:
+        st.session_state.token = count // 2
+    if (st.session_state.get("token") or 0) >= count:
+        st.session_state.token = count - 1
+    left, middle, right = st.columns([2, 3, 4], vertical_alignment="bottom")
+    token = left.number_input(
+        "Token",
+        0,
+        count - 1,
+        None,
+        key="token",
+        bind="query-params",
+        help="Position in the prompt, counted from 0. A click on the text chooses, too; so do the arrow keys on it.",
+    )
+    wanted = middle.text_input(
+        "Find",
+        key="find",
+        on_change=_seek,
+        args=(texts, False),
+        help="Goes to the next place in the prompt where it stands.",
+    )
+    found = find(texts, wanted) if wanted else []
+    with right.container(horizontal=True, gap="small", key="token_steps"):
+        st.button(
+            f"Next of {len(found):,}" if wanted else "Next match",
+            key="find_next",
+            disabled=not found,
+            on_click=_seek,
+            args=(texts, True),
+            help="The next place where the text stands." if found or not wanted else "It does not stand in the prompt.",
+        )
+        for by, way in ((-1, "left"), (1, "right")):
+            st.button(
+                "",
+                icon=f":material/keyboard_arrow_{way}:",
+                key=f"token_{way}",
+                on_click=_step,
+                args=(by, count),
+                shortcut=f"Shift+{way.capitalize()}",
+                help=f"{'Next' if by > 0 else 'Previous'} token (Shift and the arrow key)",
+            )
+    return int(token or 0)
+
+
+def _step(by: int, count: int) -> None:
+    st.session_state.token = (int(st.session_state.token) + by) % count
+
+
+def _seek(texts: list[str], after: bool) -> None:
+    """Go to the next place where the wanted text stands (or stay, if it stands here)."""
+    found, here = find(texts, st.session_state.find), int(st.session_state.token)
+    if found:
+        st.session_state.token = next((i for i in found if i > here - (not after)), found[0])
 
 
 def strip(texts: Sequence[str], first: Shares, second: Shares | None = None, token: int | None = None) -> str:

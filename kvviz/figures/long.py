@@ -152,7 +152,7 @@ def _held(row: Row, start: int, total: int, scale: bool, down: int, dark: bool) 
     future = np.arange(bins)[None] * width > (start + steps[:, None])
     shares = np.where(future, np.nan, 100 * shares)
     bar = dict(
-        title=dict(text="held by,<br>% of heads", side="top"),
+        title=dict(text="held by,<br>% of heads", side="top", font=dict(size=12)),
         thickness=10,
         outlinewidth=0,
         len=0.9 / down,

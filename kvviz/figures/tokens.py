@@ -154,7 +154,7 @@ def _attention(why: Why, dark: bool) -> go.Heatmap:
 
 def _bar(title: str, values, words, y: float, anchor: str, length: float) -> dict:
     return dict(
-        title=dict(text=title, side="top"),
+        title=dict(text=title, side="top", font=dict(size=12)),
         tickvals=list(values),
         ticktext=list(words),
         thickness=10,

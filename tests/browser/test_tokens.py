@@ -1,0 +1,40 @@
+"""Tokens in a real browser: a click and the arrow keys choose, the box scrolls to what is chosen, the link holds it."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = [pytest.mark.browser, pytest.mark.model, pytest.mark.slow]
+
+
+def chosen(tab) -> str:
+    return tab.page.locator(".kv-strip > .kv-chosen").get_attribute("title").split(":")[0]
+
+
+def test_a_token_is_chosen_by_click_key_and_search(open_tab):
+    tab = open_tab().open("/tokens?token=5&preset=harbour").read()
+    page = tab.page
+    assert chosen(tab) == "5"
+    page.locator(".kv-strip > *").nth(12).click()
+    page.locator("h2", has_text="Why token 12").wait_for()
+    assert "token=12" in page.url
+    page.locator(".kv-strip").focus()
+    page.keyboard.press("ArrowRight")
+    page.locator("h2", has_text="Why token 13").wait_for()
+    page.get_by_label("Find").fill("Falcon")
+    page.get_by_label("Find").press("Enter")
+    page.locator(".kv-strip > .kv-chosen", has_text="Fal").wait_for()
+    tab.settle()
+    box, token = page.locator(".st-key-strip").bounding_box(), page.locator(".kv-strip > .kv-chosen").bounding_box()
+    assert box["y"] <= token["y"] <= box["y"] + box["height"]
+    other = open_tab().open(page.url.removeprefix(tab.server.url)).read()
+    assert chosen(other) == chosen(tab)
+
+
+def test_two_policies_differ_in_shape_and_colour(open_tab):
+    tab = open_tab().open("/tokens?preset=harbour").read()
+    assert tab.page.locator(".kv-strip del").count() > 0
+    tab.page.get_by_label("Compared with").click()
+    tab.page.get_by_role("option", name="MomentKV").click()
+    tab.page.locator(".kv-key", has_text="MomentKV does").wait_for()
+    assert tab.page.locator(".kv-strip [class^=m]").count() and tab.page.locator(".kv-strip [class^=f]").count()
