@@ -6,13 +6,12 @@ import ui
 from kvviz.exceptions import KvvizError
 from kvviz.host import QUEUED
 from kvviz.studies import GROUPS, STUDIES, Study, StudyRequest, StudyResult
-from kvviz.studies.study import setting_text
+from kvviz.studies.study import HELP, setting_text
 from ui import jobs
 
 SEED, PROMPT = "texts written for it", "this prompt"
 
-COLUMNS = 4
-"""Settings side by side."""
+COLUMNS = 4  # settings side by side
 
 
 def collect() -> jobs.Task | None:
@@ -35,7 +34,7 @@ def settings(study: Study) -> dict:
             key=f"{study.name}_{key}",
             persist_state="session",
             max_chars=400,
-            help=f"Default: {setting_text(usual)}. Numbers with commas between them, policies and tasks with spaces.",
+            help=HELP[key],
         )
         if text.strip() != setting_text(usual):
             changed[key] = text
@@ -46,7 +45,7 @@ def request(study: Study) -> StudyRequest | None:
     """What Run submits, or nothing where a setting is at fault."""
     with st.popover("Settings", icon=":material/tune:", key=f"settings_{study.name}", width="content"):
         changed = settings(study)
-        st.caption(f"At the defaults it takes one or two minutes on two CPU cores. {study.full}")
+        st.caption(f"At the defaults it takes one or two minutes on two CPU cores. Full size: {study.full}")
     try:
         study.chosen(changed)
     except KvvizError as error:
@@ -83,7 +82,13 @@ def outcome(study: Study, result: StudyResult) -> None:
     """Figure, finding, what it was measured with, and ways to take it along."""
     finding = study.finding(result)
     st.markdown(f"**Here:** {finding}")
-    ui.chart(study.figure(result, ui.is_dark()), key=f"figure_{study.name}", alt=f"{study.title}. {finding}")
+    panels = study.chart.panels
+    for row in range(0, len(panels), 2):
+        for number, place in enumerate(st.columns(min(2, len(panels))), row):
+            if number < len(panels):
+                with place:
+                    figure = study.figure(result, ui.is_dark(), number)
+                    ui.chart(figure, key=f"figure_{study.name}_{number}", alt=f"{panels[number].title}. {finding}")
     config = result.config
     times = " Its numbers are times, which other work on the machine disturbs." if study.timings else ""
     st.caption(f"{config['model']}, {config['dtype']} on {config['device']}, {config['seconds']:g} s.{times}")

@@ -35,7 +35,7 @@ from kvviz.studies import (
     study,
 )
 from kvviz.studies import capacity as capacity_study
-from kvviz.studies.study import AGREES, DIFFERS, OPEN, PARTLY, setting_text
+from kvviz.studies.study import AGREES, DIFFERS, HELP, OPEN, PARTLY, setting_text
 
 TABLE = {
     "CapKV": "fig. 1, fig. 3, fig. 6, table 1, table 6, table 7, table 8, table 5, fig. 4, table 2, table 3, table 4, fig. 5",
@@ -99,7 +99,7 @@ def test_every_row_of_the_issue_is_a_study():
 def test_every_study_says_what_it_is():
     assert {each.group for each in STUDIES.values()} == set(GROUPS)
     for name, each in STUDIES.items():
-        assert each.name == name and each.title and each.full
+        assert each.name == name and each.title and each.full and set(each.settings) <= set(HELP)
         assert each.paper.endswith((".", "all.", "part.")) and len(each.paper) < 160
         assert not each.doubt or each.doubt.endswith(".")
     with pytest.raises(StudyError, match="Did you mean tau"):
@@ -132,6 +132,9 @@ def test_a_figure_holds_the_rows(results, name):
             mine = [(row[panel.x], row[panel.y]) for row in panel.rows(result.rows) if row["label"] == label]
             wanted = mine if panel.kind == "points" else means(mine)
             assert any(list(zip(trace.x, trace.y, strict=True)) == wanted for trace in drawn)
+    for number, panel in enumerate(chosen.chart.panels):
+        alone = chosen.figure(result, panel=number)
+        assert {t.name for t in alone.data} == {str(row["label"]) for row in panel.rows(result.rows)}
     shown = [trace.name for trace in figure.data if trace.showlegend]
     assert len(shown) == len(set(shown))
 

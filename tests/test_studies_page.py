@@ -47,7 +47,7 @@ def test_a_study_runs_and_its_result_stays(studies):
     app = run(studies, "capacity_kept")
     result = app.session_state["_studies"]["capacity_kept"]
     assert STUDIES["capacity_kept"].finding(result) in page(app)
-    assert len(app.get("plotly_chart")) == 1 and len(app.get("download_button")) == 2
+    assert len(app.get("plotly_chart")) == 3 and len(app.get("download_button")) == 2
     assert any(result.config["command"] == each.value for each in app.code)
     assert "--set tokens=150" in result.config["command"]
     app = run(app, "capacity_quality")

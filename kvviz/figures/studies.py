@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
@@ -56,8 +56,15 @@ class Chart:
     height: int = HEIGHT
 
 
+def single(chart: Chart, rows: Rows, number: int, dark: bool = False) -> go.Figure:
+    """One panel of a chart alone, with a legend of its own below it, for narrow places."""
+    made = figure(replace(chart, panels=(chart.panels[number],)), rows, dark)
+    legend = dict(y=-0.22, yanchor="top", font=dict(size=12))
+    return style.layout(made, dark, height=chart.height + 60, margin=dict(t=36), legend=legend)
+
+
 def figure(chart: Chart, rows: Rows, dark: bool = False) -> go.Figure:
-    """The chart of a study's rows."""
+    """All panels of a chart, with one legend."""
     columns = min(len(chart.panels), WIDEST)
     lines = -(-len(chart.panels) // columns)
     titles = [panel.title for panel in chart.panels]

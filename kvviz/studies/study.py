@@ -40,6 +40,33 @@ AGREES, PARTLY, DIFFERS, OPEN = "Agrees with the paper", "Agrees in part", "Does
 """How a finding begins."""
 
 
+HELP = {
+    "task": "What the samples are made of: text that is read on, or a task of which the full cache writes the answer.",
+    "tasks": "Tasks, with spaces between them.",
+    "tokens": "Length of a prompt, N.",
+    "new_tokens": "Tokens that are read or written after it. For task scores 0 is what each task takes.",
+    "samples": "How many samples, or examples of each task, from consecutive seeds.",
+    "seed": "The first of them.",
+    "shares": "Shares of the prompt's entries that are removed, 0 to 1, with commas between them.",
+    "policies": "Methods with their options, with spaces between them: capkv:tau=2 h2o.",
+    "policy": "A method with its options: h2o, capkv:tau=2.",
+    "budget": "Entries a head, L, on average over the model.",
+    "budgets": "Entries a head, L, with commas between them.",
+    "lengths": "Prompt lengths, N, with commas between them.",
+    "layer": "Counted from 0.",
+    "head": "Query head, counted from 0.",
+    "taus": "Values of τ, with commas between them.",
+    "variant": "published (the authors' code) or paper (the printed equations).",
+    "allocation": "uniform, pyramid or adaptive: the same for all four settings.",
+    "every": "Evict every so many tokens.",
+    "question": "after (asked after eviction) or seen (part of the prompt that eviction sees).",
+    "repeats": "Timed runs, after one that is thrown away; the median is shown.",
+    "timed_tokens": "Tokens that are written in a timed run.",
+    "rules": "Eviction rules to which each order of the correction is added.",
+}
+"""Setting -> what it is, in a sentence."""
+
+
 class StudyError(KvvizError):
     """A study that cannot run so; the message says what to change."""
 
@@ -153,8 +180,10 @@ class Study:
                 raise StudyError(f"{self.name} has no setting {key!r}; there are {', '.join(self.settings)}.")
         return {key: _like(key, settings.get(key, usual), usual) for key, usual in self.settings.items()}
 
-    def figure(self, result: StudyResult, dark: bool = False) -> go.Figure:
-        """Its figure."""
+    def figure(self, result: StudyResult, dark: bool = False, panel: int | None = None) -> go.Figure:
+        """Its figure, or one panel of it alone."""
+        if panel is not None:
+            return figures.single(self.chart, result.rows, panel, dark)
         return figures.figure(self.chart, result.rows, dark)
 
     def finding(self, result: StudyResult) -> str:

@@ -39,7 +39,7 @@ def test_a_study_is_run_drawn_and_taken_along(open_tab):
     change(tab, "capacity_kept", tokens="320")
     mine.locator(".st-key-run_capacity_kept button").first.click()
     mine.get_by_text("Here:").wait_for(timeout=driver.RUN)
-    mine.locator(".js-plotly-plot").wait_for()
+    mine.locator(".js-plotly-plot").nth(2).wait_for()
     words = mine.inner_text()
     assert STUDIES["capacity_kept"].paper in words and "--set tokens=320" in words
     with tab.page.expect_download() as download:
