@@ -24,7 +24,7 @@ from kvviz.state import PromptState
 from kvviz.sweep.batches import split
 from kvviz.sweep.follow import follow
 from kvviz.sweep.pace import Pace, in_words
-from kvviz.sweep.request import FULL, Case, Cell, Sweep, arguments
+from kvviz.sweep.request import FULL, Case, Cell, Sweep
 from kvviz.sweep.rows import VERSION, SweepRow
 from kvviz.sweep.store import Store
 from kvviz.tasks import Example
@@ -61,7 +61,6 @@ def run(sweep: Sweep, engine: Engine, progress: Progress) -> Iterator[Event]:
 
 def config(sweep: Sweep, engine: Engine) -> dict[str, Any]:
     """What was asked for and of what model, as plain values."""
-    words = arguments(sweep)
     loaded = engine.loaded
     return {
         "version": VERSION,
@@ -80,7 +79,6 @@ def config(sweep: Sweep, engine: Engine) -> dict[str, Any]:
         "compare": sweep.compare,
         "evict_every": sweep.evict_every,
         "command": sweep.command(),
-        "arguments": words,
     }
 
 
