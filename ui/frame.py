@@ -9,7 +9,7 @@ from urllib.parse import urlencode, urlsplit
 import plotly.graph_objects as go
 import streamlit as st
 
-from kvviz.experiment import OWN, Experiment, to_query
+from kvviz.experiment import OWN, PARAMETERS, Experiment, to_query
 from kvviz.figures import style
 from kvviz.policies.policy import Policy
 from ui import html
@@ -47,9 +47,10 @@ OWN_TEXT = " Your own text is not part of it: paste it there under Edit."
 
 
 def link(experiment: Experiment) -> str:
-    """The address of this page with the experiment in it."""
+    """The address of this page with the experiment in it, and what the page has there of its own (a token, a step)."""
     place = urlsplit(st.context.url or "")
-    return f"{place.scheme}://{place.netloc}{place.path}?{urlencode(to_query(experiment), doseq=True)}"
+    own = {key: st.query_params.get_all(key) for key in st.query_params if key not in PARAMETERS}
+    return f"{place.scheme}://{place.netloc}{place.path}?{urlencode(to_query(experiment) | own, doseq=True)}"
 
 
 def chart(figure: go.Figure, key: str, alt: str, on_select: Callable | str | None = None):

@@ -74,10 +74,19 @@ def keep_results() -> None:
     if current and not current.kept and not current.job.active:
         current.kept = True
         if current.job.result is not None:
-            number = st.session_state.get("_runs", 0) + 1
-            st.session_state._runs = number
-            record = Record(number, current.experiment, current.job.result)
-            st.session_state._history = [*history(), record][-HISTORY:]
+            add(current.job.result, current.experiment)
+
+
+def add(run: Run, experiment: Experiment) -> Record:
+    """Put a run into the session's history, and show it; a pinned one stays."""
+    state = st.session_state
+    state._runs = state.get("_runs", 0) + 1
+    record = Record(state._runs, experiment, run)
+    kept = [r for r in history() if r.number == state.get("_pinned")]
+    rest = [r for r in history() if r not in kept]
+    state._history = sorted([*kept, *rest[-(HISTORY - 1 - len(kept)) :], record], key=lambda r: r.number)
+    state._shown = record.number
+    return record
 
 
 def history() -> list[Record]:
@@ -149,14 +158,11 @@ def prompt_state(experiment: Experiment, probes: bool = False) -> PromptState:
             outcome(current)
         what = "write a short answer from the full cache" if probes else "read the prompt"
         st.markdown(f"This page shows what happens inside the cache. For that the model has to {what} once.")
-        st.button("Read the prompt", type="primary", key="read", on_click=_read, args=(probes,))
+        st.button("Read the prompt", type="primary", key="read", on_click=_read, args=(experiment, probes))
     st.stop()
 
 
-def _read(probes: bool) -> None:
-    from ui.state import experiment as collect
-
-    experiment = collect()
+def _read(experiment: Experiment, probes: bool) -> None:
     start(experiment.generate if probes else experiment.read, experiment)
 
 

@@ -24,6 +24,11 @@ PAGES = {
         ":material/view_column:",
         "Policies write side by side: what they say, how far they are from the full cache, what it cost.",
     ),
+    "tour": (
+        "Tour",
+        ":material/tour:",
+        "Three to five minutes, eight steps: what a cache is, what eviction takes, and what the two papers do about it.",
+    ),
     "values": (
         "Values",
         ":material/scatter_plot:",

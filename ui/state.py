@@ -111,7 +111,7 @@ def experiment() -> Experiment:
         temperature=float(state.temperature),
         seed=int(state.seed),
     )
-    return _measured(made)
+    return measured(made)
 
 
 def _prompt() -> Prompt:
@@ -120,7 +120,8 @@ def _prompt() -> Prompt:
     return Prompt(context, state.question or "", state.seen == SEEN, state._chat, state._answer)
 
 
-def _measured(made: Experiment) -> Experiment:
+def measured(made: Experiment) -> Experiment:
+    """The experiment with the prompt's length and the model's shape, where its model is loaded."""
     engine = engine_for(made.model)
     if engine is None:
         return made
@@ -133,6 +134,11 @@ def _measured(made: Experiment) -> Experiment:
     except PromptError:
         return made
     return replace(made, n_tokens=len(ids))
+
+
+def take_back(made: Experiment) -> None:
+    """Put the sidebar to an experiment, from a callback."""
+    _fill(made)
 
 
 def write_link() -> None:

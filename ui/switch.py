@@ -14,11 +14,11 @@ from ui.state import experiment
 PAGES = Path(__file__).parents[1] / "pages"
 
 
-def open_page(name: str, **changes: Any) -> None:
-    """Go to another page of this app, with the experiment changed in these fields.
+def open_page(name: str, own: dict[str, str] | None = None, **changes: Any) -> None:
+    """Go to another page of this app, with the experiment changed in these fields; `own` are parameters of that page alone.
 
     st.switch_page alone forgets every widget; with the experiment in the address the next run finds it again.
     """
     made = replace(experiment(), **changes)
     st.session_state.pop("_link", None)
-    st.switch_page(PAGES / f"{name}.py", query_params=to_query(made))
+    st.switch_page(PAGES / f"{name}.py", query_params=to_query(made) | (own or {}))
