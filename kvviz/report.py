@@ -145,6 +145,8 @@ def _row(plain: Any, number: int) -> Row:
             raise ReportError(f"Row {number} of the file has something else in {name!r} than a run has.")
     if missing := [name for name in ("policy", "label", "budget", "pieces", "token_ids", "kl") if name not in plain]:
         raise ReportError(f"Row {number} of the file lacks {missing[0]!r}.")
+    if len(plain["pieces"]) != len(plain["token_ids"]) or not all(plain.get("head_counts", [])):
+        raise ReportError(f"Row {number} of the file has lists that do not fit together.")
     top = [[(text, chance) for text, chance in step] for step in plain.get("top", [])]
     return Row(**plain | {"top": top})
 

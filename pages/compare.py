@@ -5,6 +5,8 @@ import streamlit as st
 import ui
 from ui import cards, html, jobs, results
 from ui.export import export
+from ui.histories import histories, pinned, shown
+from ui.tour import why_the_needle
 
 LENGTHS = (8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
@@ -53,6 +55,7 @@ def controls(current: jobs.Task | None, record: jobs.Record | None) -> None:
                 persist_state="session",
                 help="The same seed serves every policy alike.",
             )
+        histories(experiment)
         export(record)
 
 
@@ -81,25 +84,37 @@ def finished(current: jobs.Task | None, record: jobs.Record | None) -> None:
             "Run this experiment to see what each policy writes from the part of the cache that it keeps."
         )
         st.html(cards.cards(cards.waiting(experiment)))
+        why_the_needle(experiment)
     else:
         status().caption(about(record))
         st.html(cards.cards(record.run.rows))
+        why_the_needle(record.experiment)
+        beside(pinned(), record)
         results.timeline(record.run)
         results.token_diff(record.run)
         results.costs(record.run)
         results.counts(record.run)
 
 
+def beside(pin: jobs.Record | None, record: jobs.Record) -> None:
+    """The pinned run, under the one that is shown."""
+    if pin and pin.number != record.number:
+        st.caption(f":material/keep: Pinned is run {pin.number}: {html.plain(pin.experiment.words())}.")
+        st.html(cards.cards(pin.run.rows))
+
+
 def about(record: jobs.Record) -> str:
-    """Which run is shown, and whether the sidebar still says the same."""
-    changed = record.experiment.generate != experiment.generate
+    """Which run is shown; in full where the sidebar says something else by now."""
+    took = record.run.reference.seconds.get("prefill", 0.0)
+    if record.experiment.generate == experiment.generate:
+        return f"Run {record.number}. Prompt read in {took:.3g} s, once for all policies."
     words = html.plain(record.experiment.words())
-    return f"Run {record.number}: {words}." + " :orange[The sidebar has changed since.]" * changed
+    return f"Run {record.number}: {words}. :orange[The sidebar has changed since.]"
 
 
 experiment = ui.experiment()
 ui.header(experiment)
-task, record = jobs.task(), jobs.latest()
+task, record = jobs.task(), shown()
 controls(task, record)
 if jobs.is_run(task) and task.job.active:
     live(task)

@@ -73,6 +73,8 @@ def broken(run, change) -> str:
         lambda plain: plain["rows"][1].update(top=[[["a"]]]),
         lambda plain: plain["rows"][1].update(head_counts=[["a"]]),
         lambda plain: plain["rows"][1].pop("pieces"),
+        lambda plain: plain["rows"][1]["pieces"].pop(),
+        lambda plain: plain["rows"][1].update(head_counts=[[]]),
         lambda plain: plain.update(rows=plain["rows"] * 40),
     ],
 )

@@ -42,7 +42,7 @@ def opened(model: str, text: str = TEXT, **query: str | list[str]) -> AppTest:
     for key, value in {**usual, **query}.items():
         app.query_params[key] = value
     app.run()
-    return settled(app)
+    return press(app, "load") if any(button.key == "load" for button in app.button) else settled(app)
 
 
 def settled(app: AppTest) -> AppTest:
@@ -200,7 +200,7 @@ def test_a_prompt_that_is_too_long(model):
 
 def test_an_unknown_model_leaves_others_alone(model):
     app = opened(model)
-    lost = press(opened("/nowhere/at/all"), "load")
+    lost = opened("/nowhere/at/all")
     assert "there is no folder /nowhere/at/all" in page(lost)
     lost = press(lost, "run")
     assert "there is no folder" in page(lost)
@@ -314,6 +314,34 @@ def test_histories_are_bounded(model):
         app = press(app, "run")
     assert len(app.session_state["_history"]) == jobs.HISTORY
     assert app.session_state["_history"][-1].number == jobs.HISTORY + 2
+
+
+def test_earlier_runs_stay_at_hand(model):
+    app = press(opened(model), "run")
+    app.text_area(key="question").set_value("Else?").run()
+    press(app, "run")
+    app.selectbox(key="show").set_value(1).run()
+    app.selectbox(key="pin").set_value(2).run()
+    assert "Run 1:" in page(app) and "Pinned is run 2" in page(app)
+    app.button(key="take").click().run()
+    assert app.session_state["question"] == "What did it do?" and "Run 1." in page(app)
+    for _ in range(jobs.HISTORY):
+        press(app, "run")
+    assert app.session_state["_history"][0].number == 2
+    assert "Pinned is run 2" in page(app)
+
+
+def test_a_run_file_comes_back(model):
+    from kvviz import report
+
+    app = press(opened(model), "run")
+    record = app.session_state["_history"][-1]
+    other = opened(model)
+    other.file_uploader(key="run_file").upload("run.json", report.to_json(record.run, record.experiment).encode()).run()
+    assert run_of(other).rows == record.run.rows
+    assert cards(other) == cards(app)
+    other.file_uploader(key="run_file").upload("evil.json", b'{"version": 1, "rows": [{"policy": "<script>"}]}').run()
+    assert "no configuration" in page(other) and not other.exception
 
 
 def test_the_model_is_loaded_once(model, monkeypatch):

@@ -157,7 +157,7 @@ def _line(run: Run, name: str, unit: str, about: str, value: Callable[[Row], str
 def counts(run: Run) -> None:
     """Entries by layer and head, folded."""
     folded = st.expander("Entries by layer and head", key="counts", on_change="rerun")
-    if folded.open and len(run.rows) > 1:
+    if folded.open and len(run.rows) > 1 and all(row.head_counts for row in run.rows):
         with folded:
             chart(
                 head_counts(run, is_dark()), key="head_counts", alt="Entries kept in each layer and KV head, by policy"

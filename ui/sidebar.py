@@ -7,7 +7,7 @@ import streamlit as st
 from kvviz import memory
 from kvviz.experiment import MAX_POLICIES, OWN, Experiment
 from kvviz.host import ModelSpec
-from kvviz.models import ModelError, available
+from kvviz.models import ModelError, available, default_name
 from kvviz.policies import METHODS
 from kvviz.presets import PRESETS
 from ui import budget, html, jobs, options
@@ -101,8 +101,13 @@ def _load() -> None:
 def _status(made: Experiment) -> None:
     """Device, dtype and memory of the loaded model, the queue; or the load's progress."""
     task, engine = jobs.loading(), engine_for(made.model)
-    nothing_known = host().engine is None and host().queue_length == 0
-    if engine is None and nothing_known and (task is None or task.experiment.model != made.model):
+    idle = host().engine is None and host().queue_length == 0
+    if (
+        engine is None
+        and idle
+        and made.model.name == _usual()
+        and (task is None or task.experiment.model != made.model)
+    ):
         jobs.load(made)
         task = jobs.loading()
     if task and task.job.active and task.experiment.model == made.model:
@@ -115,6 +120,14 @@ def _status(made: Experiment) -> None:
     else:
         st.html(html.model_facts(engine.loaded) + html.memory_bar(memory.of(engine.loaded), made))
     _queue()
+
+
+def _usual() -> str:
+    """The model that is loaded without being asked for; what a link names is loaded at a click."""
+    try:
+        return default_name()
+    except ModelError:
+        return ""
 
 
 def _other(wanted: ModelSpec) -> str:

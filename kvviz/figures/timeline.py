@@ -71,7 +71,7 @@ def _line(row: Row, reference: Row, again: int, dark: bool) -> go.Scatter:
         name=row.label,
         mode="lines+markers",
         line={"color": ink, "width": 2, "dash": AGAIN[min(again, len(AGAIN)) - 1] if again else dash(row.policy)},
-        marker={"size": 7, "symbol": symbol(row.policy) + ("-open" if again else ""), "color": ink, "line": {"width": 1.5}},
+        marker={"size": 7, "symbol": symbol(row.policy) + ("-open" if again else ""), "color": ink, "line": {"width": 1.5, "color": ink}},
         text=[_hover(row, reference, step) for step in range(len(row.kl))],
         hovertemplate="%{text}<extra></extra>",
     )

@@ -98,6 +98,24 @@ def test_cancel_while_it_writes(open_tab):
     assert tab.cards()["full"].strip()
 
 
+def test_a_closed_tab_frees_its_job(open_tab, browser, server):
+    other = open_tab().open("/?tokens=8")
+    with driver.tab(browser, server) as tab:
+        tab.open("/?preset=essay&tokens=512").press("Run")
+        tab.page.get_by_text(re.compile(r"Writing token \d+")).first.wait_for(timeout=driver.RUN)
+    started = time.monotonic()
+    other.run()
+    assert time.monotonic() - started < 120, "the other session's job went on"
+
+
+def test_a_dark_first_visit_has_dark_figures(open_tab):
+    open_tab().open("/values?tokens=8").read()
+    tab = open_tab(scheme="dark").open("/values?tokens=8")
+    tab.page.locator(".js-plotly-plot .xtick text, .js-plotly-plot .ytitle").first.wait_for()
+    ink = tab.page.evaluate("getComputedStyle(document.querySelector('.js-plotly-plot .ytitle')).fill")
+    assert max(int(part) for part in re.findall(r"\d+", ink)[:3]) > 120, ink
+
+
 def test_bad_links_and_bad_models(open_tab):
     tab = open_tab().open("/?budget=-1&policies=capkv:tau=-2&preset=nothing")
     note = tab.page.get_by_test_id("stAlert").inner_text()
