@@ -352,6 +352,8 @@ def test_finding_on_correlations():
     up = [{"K": i, "U": i, "KU": i, "kl": -i, "score": i, "removed": i % 2} for i in range(12)]
     assert capacity_study.judge_quality(up).startswith(AGREES) and capacity_study.judge_score(up).startswith(AGREES)
     assert capacity_study.judge_quality([row | {"kl": row["K"]} for row in up]).startswith(DIFFERS)
+    budgets = [row | {"removed": i // 3, "kl": -(i // 3) * 10 + i % 3} for i, row in enumerate(up)]
+    assert capacity_study.judge_quality(budgets).startswith(PARTLY), "the budget alone makes this correlation"
     assert capacity_study.judge_quality([row | {"kl": 1.0} for row in up]).startswith(OPEN)
     assert capacity_study.correlations(up)["K"]["p"] < 1e-6
 
@@ -365,11 +367,16 @@ def test_finding_on_kept_capacity_and_the_map():
     assert capacity_study.judge_kept(rows).startswith(AGREES)
     other = [row | {"label": {"CapKV": "Sink", "Sink": "CapKV"}[row["label"]]} for row in rows]
     assert capacity_study.judge_kept(other).startswith(PARTLY)
-    place = [{"policy": p, "KU": ku, "relevance": r, "removed": 50} for p, ku, r in (("capkv", 9, 9), ("sink", 10, 1))]
-    assert method_map.judge_map(place).startswith(AGREES)
-    assert method_map.judge_map([*place, {"policy": "h2o", "KU": 11, "relevance": 10, "removed": 50}]).startswith(
-        DIFFERS
+
+    def place(*capkv):
+        others = (("sink", 10, 1), ("h2o", 5, 8), ("tova", 4, 7))
+        return [{"policy": p, "KU": ku, "relevance": r, "removed": 50} for p, ku, r in (("capkv", *capkv), *others)]
+
+    assert method_map.judge_map(place(9, 9)).startswith(AGREES)
+    assert method_map.judge_map(place(11, 0)).startswith(PARTLY) and "number 4 in the future" in method_map.judge_map(
+        place(11, 0)
     )
+    assert method_map.judge_map(place(1, 0)).startswith(DIFFERS)
 
 
 def test_finding_on_errors():

@@ -65,10 +65,10 @@ def single(chart: Chart, rows: Rows, number: int, dark: bool = False) -> go.Figu
 
 def figure(chart: Chart, rows: Rows, dark: bool = False) -> go.Figure:
     """All panels of a chart, with one legend."""
-    columns = min(len(chart.panels), WIDEST)
+    columns = 2 if len(chart.panels) == 4 else min(len(chart.panels), WIDEST)
     lines = -(-len(chart.panels) // columns)
     titles = [panel.title for panel in chart.panels]
-    made = make_subplots(lines, columns, subplot_titles=titles, horizontal_spacing=0.09, vertical_spacing=0.2)
+    made = make_subplots(lines, columns, subplot_titles=titles, horizontal_spacing=0.09, vertical_spacing=0.16)
     looks = style.looks({row[chart.label]: row.get("policy", "") for row in rows}, dark)
     shown: set[str] = set()
     for number, panel in enumerate(chart.panels):

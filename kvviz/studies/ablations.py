@@ -229,7 +229,7 @@ def judge_components(rows: Sequence[Row]) -> str:
     checks = (correction > rule, rest > 0, both > max(rule, correction, 0))
     verdict = AGREES if all(checks) else PARTLY if any(checks) else DIFFERS
     return (
-        f"{verdict}: the mean KL falls by {signed(rule, 3)} with the rule alone, {signed(correction, 3)} with the "
+        f"{verdict}: the mean KL is lower by {signed(rule, 3)} with the rule alone, {signed(correction, 3)} with the "
         "correction alone and "
         f"{signed(both, 3)} with both, so that {signed(rest, 3)} nats are left over beyond the sum."
     )

@@ -134,7 +134,7 @@ def _spearman(rows: Sequence[Row], which: str, quality: str, sign: int) -> tuple
 
 
 def judge_quality(rows: Sequence[Row]) -> str:
-    """Spearman's rho as in the paper, and within one share removed."""
+    """Spearman's rho as in the paper, and whether it holds within one share removed, where the budget is the same for all."""
     return _judge(correlations(rows), "low KL")
 
 
@@ -151,8 +151,10 @@ def _judge(found: dict[str, dict[str, float]], what: str) -> str:
     words = listed(
         f"ρ = {number(each['rho'])} (p = {number(each['p'], 1)}) for {which}" for which, each in known.items()
     )
+    for each in known.values():
+        each["within"] = float("nan") if each["within"] is None else each["within"]
     inside = listed(number(each["within"]) for each in known.values())
-    strong = all(each["rho"] >= 0.7 and each["p"] < 0.05 for each in known.values())
+    strong = all(each["rho"] >= 0.7 and each["p"] < 0.05 and each["within"] >= 0.3 for each in known.values())
     some = any(each["rho"] > 0 and each["p"] < 0.05 for each in known.values())
     return (
         f"{AGREES if strong else PARTLY if some else DIFFERS}: capacity goes with {what}, {words} over {n} "

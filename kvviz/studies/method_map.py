@@ -49,29 +49,29 @@ def _place(reading: Reading, chosen: Policy, share: float, entries: int) -> Row:
 
 
 def judge_map(rows: Sequence[Row]) -> str:
-    """Is CapKV the method that no other surpasses in both, and are KeyDiff and SnapKV at the two ends?"""
-    found = [
-        (averages(group, "KU", "policy"), averages(group, "relevance", "policy"))
-        for group in by([r for r in rows if r["policy"] not in ("oracle", "random")], "removed").values()
-    ]
-    better = [
-        [p for p in diverse if p != "capkv" and diverse[p] > diverse["capkv"] and relevant[p] > relevant["capkv"]]
+    """Is CapKV among the first half of the methods in diversity, and in relevance, at every share removed?"""
+    methods = [row for row in rows if row["policy"] not in ("oracle", "random")]
+    shares = by(methods, "removed")
+    found = [(averages(group, "KU", "policy"), averages(group, "relevance", "policy")) for group in shares.values()]
+    if not found or "capkv" not in found[0][0] or len(found[0][0]) < 2:
+        return f"{OPEN}: CapKV and another method are needed."
+    places = [[sorted(values, key=values.get, reverse=True).index("capkv") + 1 for values in pair] for pair in found]
+    count = len(found[0][0])
+    half = [all(place[axis] <= (count + 1) // 2 for place in places) for axis in (0, 1)]
+    free = sum(
+        not any(diverse[p] > diverse["capkv"] and relevant[p] > relevant["capkv"] for p in diverse)
         for diverse, relevant in found
-        if "capkv" in diverse
-    ]
-    if not better:
-        return f"{OPEN}: CapKV is not among the methods."
-    free = sum(not names for names in better)
-    surpassed = sorted({name for names in better for name in names})
-    words = (
-        f"at {free} of {len(better)} shares removed no method keeps both more KU capacity and more future attention "
-        "than CapKV"
     )
-    if surpassed:
-        words += f" ({listed(surpassed)} did)"
+    ranks = [listed(str(place[axis]) for place in places) for axis in (0, 1)]
     ends = [METHODS[max(values, key=values.get)].title for values in found[-1]]
-    words += f"; with most removed {ends[0]} is the most diverse and {ends[1]} the most relevant"
-    return f"{AGREES if free == len(better) else PARTLY if free else DIFFERS}: {words}."
+    return (
+        f"{AGREES if all(half) else PARTLY if any(half) else DIFFERS}: of {count} methods CapKV is number "
+        f"{ranks[0]} in KU capacity and "
+        f"number {ranks[1]} in the future attention that it keeps, at {listed(f'{share:g}%' for share in shares)} "
+        "removed; no other is "
+        f"ahead in both at {free} of {len(found)}. With most removed {ends[0]} is the most diverse and {ends[1]} "
+        "the most relevant."
+    )
 
 
 METHOD_MAP = Study(

@@ -120,7 +120,8 @@ def _pivot(chart: Chart, panel: Panel, rows: Sequence[Row]) -> str:
     for label in dict.fromkeys(row[chart.label] for row in mine):
         found = dict(means([(row[panel.x], row[panel.y]) for row in mine if row[chart.label] == label]))
         lines.append(f"| {label} | " + " | ".join(_cell(found.get(x)) for x in columns) + " |")
-    return f"By {panel.x_title}:\n\n" + "\n".join(lines)
+    title = f"{panel.title[:1].upper()}{panel.title[1:]}, by" if panel.title else "By"
+    return f"{title} {panel.x_title}:\n\n" + "\n".join(lines)
 
 
 def _averages(chart: Chart, panels: Sequence[Panel], rows: Sequence[Row]) -> str:
