@@ -13,6 +13,7 @@ from kvviz.experiment import OWN, PARAMETERS, Experiment, to_query
 from kvviz.figures import style
 from kvviz.policies.policy import Policy
 from ui import html
+from ui.glossary import glossary
 
 CSS = Path(__file__).parent / "style.css"
 
@@ -36,9 +37,12 @@ def is_dark() -> bool:
 
 def head(title: str, experiment: Experiment) -> None:
     """The page's title, the experiment in one line, and its link."""
-    left, right = st.columns([9, 1], vertical_alignment="bottom")
+    left, right = st.columns([5, 1], vertical_alignment="bottom")
     left.html(html.heading(title, experiment.words()))
-    with right.popover("Link", icon=":material/link:", type="tertiary", help="This view, to be opened elsewhere"):
+    row = right.container(horizontal=True, horizontal_alignment="right", gap="small", key="head_tools")
+    with row:
+        glossary()
+    with row.popover("Link", icon=":material/link:", type="tertiary", help="This view, to be opened elsewhere"):
         st.caption("Opens this page with the same experiment." + OWN_TEXT * (experiment.preset == OWN))
         st.code(link(experiment), language=None, wrap_lines=True)
 

@@ -22,6 +22,7 @@ from kvviz.prompts import PromptError
 from ui import cards, jobs
 from ui.frame import chart, is_dark
 from ui.html import both
+from ui.switch import open_page
 
 LEVELS = 16
 STRONGEST = 62
@@ -260,6 +261,18 @@ def _passage(scene: Scene, kept: Shares) -> None:
         f'{STYLE}<div class="kv-small">Tokens {where.start:,} to {where.stop:,} of {len(scene.texts):,}</div>'
         f'<div class="kv-passage" style="--kv-c:{both(kept.policy)}">{"".join(parts)}</div>'
     )
+
+
+def why_the_needle(made: Experiment) -> None:
+    """For pages that show the needle: the way to the step that tells who loses it, and why."""
+    if made.preset == tour.PRESET and st.button(
+        "Why does SnapKV lose the needle that KeyDiff keeps?",
+        key="why_needle",
+        type="tertiary",
+        icon=":material/tour:",
+        help=f"Step {tour.WHY} of the tour: who keeps the number token by token, and who asks for it when.",
+    ):
+        open_page("tour", own={"step": str(tour.WHY)})
 
 
 def paragraphs(sentences: Sequence[str]) -> str:
