@@ -18,6 +18,9 @@ from ui.html import both
 LEVELS = 16
 """Steps of shading."""
 
+LINED = 4
+"""From this step of difference on, tokens are underlined, too."""
+
 STRONGEST = 62
 """Percent of the policy's colour behind a token that all heads keep; the text stays readable on it."""
 
@@ -25,8 +28,13 @@ MORE, FEWER = "light-dark(#542788, #b2abd2)", "light-dark(#b35806, #fdb863)"
 """PuOr's two sides: the first policy keeps it in more heads, or in fewer."""
 
 _SCRIPT = """
+let held = false  // the text has the focus, and is to have it again when it was drawn anew
+
 export default function ({ data, setTriggerValue }) {
-  const pick = (index) => setTriggerValue("token", index)
+  const pick = (index) => {
+    held = true
+    setTriggerValue("token", index)
+  }
   const onClick = (event) => {
     const token = event.target.closest?.(".kv-strip > *")
     if (token) pick([...token.parentElement.children].indexOf(token))
@@ -44,6 +52,8 @@ export default function ({ data, setTriggerValue }) {
     const chosen = document.querySelector(".kv-strip > .kv-chosen")
     const box = document.querySelector(".st-key-strip")
     if (!chosen || !box) return
+    if (held && document.activeElement === document.body) chosen.parentElement.focus({ preventScroll: true })
+    held = false
     const [token, frame] = [chosen.getBoundingClientRect(), box.getBoundingClientRect()]
     if (token.top < frame.top + 8 || token.bottom > frame.bottom - 8)
       box.scrollTop += token.top - frame.top - frame.height / 3
@@ -135,7 +145,7 @@ def strip(texts: Sequence[str], first: Shares, second: Shares | None = None, tok
     """The text, every token shaded by the share of heads that keep it, or by the difference of two policies.
 
     Struck through: no head keeps it (of either policy). In a comparison a solid line under a token says that the first policy
-    keeps it in more heads, a dotted one that the second does.
+    keeps it in clearly more heads, a dotted one that the second does.
     """
     names = _shades(first) if second is None else _differences(first, second)
     gone = (first.counts == 0) if second is None else (first.counts == 0) & (second.counts == 0)
@@ -207,8 +217,8 @@ def styles() -> str:
     for level in range(1, LEVELS + 1):
         share = round(STRONGEST * level / LEVELS)
         rules.append(f".k{level} {{ background: color-mix(in srgb, var(--kv-c) {share}%, transparent) }}")
-        line = "text-decoration: underline; text-decoration-thickness: 2px;" if level > 1 else ""
-        dots = "text-decoration: underline dotted; text-decoration-thickness: 2px;" if level > 1 else ""
+        line = "text-decoration: underline; text-decoration-thickness: 2px;" if level >= LINED else ""
+        dots = "text-decoration: underline dotted; text-decoration-thickness: 2px;" if level >= LINED else ""
         rules.append(f".m{level} {{ background: color-mix(in srgb, {MORE} {share}%, transparent); {line} }}")
         rules.append(f".f{level} {{ background: color-mix(in srgb, {FEWER} {share}%, transparent); {dots} }}")
     return f"<style>{' '.join(rules)}</style>"
@@ -232,6 +242,7 @@ def legend(first: Shares, second: Shares | None) -> str:
         f'<span class="m10">text</span>{escape(first.label)} keeps it in more heads: {int((gap > 0).sum()):,} tokens',
         f'<span class="f10">text</span>{escape(second.label)} does: {int((gap < 0).sum()):,} tokens',
         f"<del>text</del>kept by no head of either: {none:,} tokens",
+        f"underlined from {(LINED - 1) / LEVELS:.0%} of the heads on",
     )
 
 

@@ -66,14 +66,14 @@ def why_map(why: Why, groups: int, dark: bool = False) -> go.Figure:
     queries = why.attention.shape[1] if seen else 0
     high = [max(5, heads), max(6, queries)] if seen else [1]
     figure = make_subplots(len(high), 1, shared_xaxes=True, row_heights=high, vertical_spacing=0.1)
-    figure.add_trace(_ranks(why, dark, len(high)), 1, 1)
+    figure.add_trace(_ranks(why, dark), 1, 1)
     figure.add_trace(_marks(why, dark), 1, 1)
     if seen:
         figure.add_trace(_attention(why, dark), 2, 1)
         for edge in range(groups, queries, groups):
             figure.add_hline(y=edge - 0.5, line=dict(color=style.paper(dark), width=2), row=2, col=1)
-    height = 110 + 20 * max(5, heads) + (40 + 15 * max(6, queries) if seen else 0)
-    style.layout(figure, dark, height=height, showlegend=False, hovermode="closest", margin=dict(l=8, r=8, t=12, b=8))
+    height = 160 + 20 * max(5, heads) + (40 + 15 * max(6, queries) if seen else 0)
+    style.layout(figure, dark, height=height, showlegend=False, hovermode="closest", margin=dict(l=8, r=8, t=50, b=8))
     plain = dict(showgrid=False, zeroline=False, fixedrange=True)
     step = 1 if heads <= 8 else 4
     figure.update_yaxes(title="KV head", range=[heads - 0.5, -0.5], dtick=step, row=1, col=1, **plain)
@@ -85,9 +85,8 @@ def why_map(why: Why, groups: int, dark: bool = False) -> go.Figure:
     return figure
 
 
-def _ranks(why: Why, dark: bool, panels: int) -> go.Heatmap:
-    powers = (-6, -3, 0, 3, 6)
-    words = ("64 times below", "8 times", "cutoff", "8 times", "64 times above")
+def _ranks(why: Why, dark: bool) -> go.Heatmap:
+    powers, words = (-6, -3, 0, 3, 6), ("1/64", "1/8", "1", "8", "64")
     return go.Heatmap(
         z=margin(why).T,
         zmin=-WIDEST,
@@ -96,7 +95,7 @@ def _ranks(why: Why, dark: bool, panels: int) -> go.Heatmap:
         xgap=1,
         ygap=1,
         hoverinfo="skip",
-        colorbar=_bar("rank", powers, words, 1.0, "top", 0.42 if panels > 1 else 1.0),
+        colorbar=_bar("cutoff over rank in KV heads: kept from 1 on", powers, words, "left"),
     )
 
 
@@ -148,19 +147,25 @@ def _attention(why: Why, dark: bool) -> go.Heatmap:
         ygap=1,
         text=words,
         hovertemplate="layer %{x}, query head %{y}<br>%{text}<extra></extra>",
-        colorbar=_bar("attention", ticks, [f"{10.0**t:g}%" for t in ticks], 0.0, "bottom", 0.5),
+        colorbar=_bar("attention of the answer, in query heads", ticks, [f"{10.0**t:g}%" for t in ticks], "right"),
     )
 
 
-def _bar(title: str, values, words, y: float, anchor: str, length: float) -> dict:
+def _bar(title: str, values, words, side: str) -> dict:
+    """A scale above the map, at its left or right end."""
     return dict(
         title=dict(text=title, side="top", font=dict(size=12)),
+        orientation="h",
         tickvals=list(values),
         ticktext=list(words),
-        thickness=10,
-        len=length,
-        y=y,
-        yanchor=anchor,
+        thickness=8,
+        len=0.42,
+        x=0 if side == "left" else 1,
+        xanchor=side,
+        y=1.02,
+        yanchor="bottom",
+        ticklabelposition="outside top",
+        tickfont=dict(size=11),
         outlinewidth=0,
     )
 
