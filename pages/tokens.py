@@ -93,6 +93,10 @@ ui.chart(
     alt=figures.why_alt(reason, texts[token]),
     on_select=clicked,
 )
+st.caption(
+    "KV heads: the cutoff over the token's rank; from 1 on it is kept (circle), below it is evicted (cross). Query heads: mean "
+    "share of the attention that the answer's queries pay to the prompt. A click on a KV head opens it above."
+)
 if reason.attention is None:
     st.caption("How much attention the full cache's answer pays to the token is known once it has written one.")
     st.button("Write a short answer", key="read", on_click=jobs.start, args=(experiment.generate, experiment))

@@ -22,7 +22,7 @@ UNKNOWN = 8192
 """Stands for the room in the model until it is loaded."""
 
 STYLE = """<style>
-.kv-tail { display: flex; flex-direction: column-reverse; overflow-y: auto; height: 12rem; flex: none }
+.kv-text.kv-tail { display: flex; flex: none; flex-direction: column-reverse; overflow-y: auto; height: 12rem; min-height: 0 }
 </style>"""
 
 
@@ -82,6 +82,9 @@ def figures(rows: Sequence[Row], steps: int, live: bool) -> None:
     dark, key = is_dark(), "live" if live else "done"
     st.subheader("What each policy holds", anchor=False)
     chart(long.memory(rows, steps, dark), key=f"memory_{key}", alt=long.memory_alt(rows))
+    st.caption(
+        "Entries a head are means over all layers that can be evicted. Memory is keys, values and moment statistics."
+    )
     st.subheader("Which positions are in the cache", anchor=False)
     prompt = round(rows[0].entries)
     question = round(rows[0].entries_by_step[0]) - prompt

@@ -24,9 +24,7 @@ ACROSS = 3
 
 def memory(rows: Sequence[Row], steps: int, dark: bool = False) -> go.Figure:
     """Entries a head, and MiB of keys, values and moment statistics, when each token was chosen; row 0 is the full cache."""
-    figure = make_subplots(
-        1, 2, horizontal_spacing=0.09, subplot_titles=("entries a head", "keys, values, statistics in MiB")
-    )
+    figure = make_subplots(1, 2, horizontal_spacing=0.09, subplot_titles=("entries a head", "memory in MiB"))
     looks = style.looks({row.label: row.policy for row in rows}, dark)
     for row in rows:
         sizes = np.asarray(list(row.bytes_by_step), dtype=np.float64) + row.moments_bytes

@@ -95,7 +95,7 @@ def _ranks(why: Why, dark: bool) -> go.Heatmap:
         xgap=1,
         ygap=1,
         hoverinfo="skip",
-        colorbar=_bar("cutoff over rank in KV heads: kept from 1 on", powers, words, "left"),
+        colorbar=_bar("cutoff / rank", powers, words, "left"),
     )
 
 
@@ -147,7 +147,7 @@ def _attention(why: Why, dark: bool) -> go.Heatmap:
         ygap=1,
         text=words,
         hovertemplate="layer %{x}, query head %{y}<br>%{text}<extra></extra>",
-        colorbar=_bar("attention of the answer, in query heads", ticks, [f"{10.0**t:g}%" for t in ticks], "right"),
+        colorbar=_bar("attention it got", ticks, [f"{10.0**t:g}%" for t in ticks], "right"),
     )
 
 
