@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -235,6 +236,8 @@ def test_a_question_of_ones_own_is_measured_along_the_answer(engine):
     prompt = Prompt("The cat sat on the mat and said nothing. " * 4, "What did it say?", answer="It said")
     made = STUDIES["tau"].run(engine, small("tau"), prompt=prompt)
     assert all(row["loss"] is None and row["kl"] >= 0 for row in made.rows)
+    seen = STUDIES["tau"].run(engine, small("tau"), prompt=replace(prompt, seen=True))
+    assert "--seen" in seen.config["command"] and [r["kl"] for r in seen.rows] != [r["kl"] for r in made.rows]
 
 
 def test_a_short_text_is_refused(engine):

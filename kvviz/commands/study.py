@@ -36,6 +36,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--context", type=Path, metavar="FILE", help="a text of your own, UTF-8")
     parser.add_argument("--question", default="", help="asked about it; without one the text itself is read on")
     parser.add_argument("--answer", default="", help="first words of the answer")
+    parser.add_argument(
+        "--seen", action="store_true", help="eviction sees the question (by default it is asked afterwards)"
+    )
     parser.add_argument("--plain", action="store_true", help="plain text, without the chat template")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write NAME.json and NAME.csv here")
     parser.add_argument("--report", type=Path, metavar="FILE.md", help="write a report of all results in DIR")
@@ -76,7 +79,7 @@ def request(options: Namespace, name: str) -> StudyRequest:
     prompt = None
     if options.context is not None:
         text = read_text(options.context.read_bytes())
-        prompt = Prompt(text, options.question, chat=not options.plain, answer=options.answer)
+        prompt = Prompt(text, options.question, options.seen, chat=not options.plain, answer=options.answer)
     return StudyRequest(model, name, tuple(settings.items()), prompt)
 
 

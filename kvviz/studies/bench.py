@@ -139,17 +139,24 @@ class Bench:
             yield reading
             self._low = low
 
-    def _read(self, number: int, example: Example, policies: Sequence[Policy]) -> Reading:
+    def read(
+        self, example: Example, policies: Sequence[Policy] = (), share: float = 1.0
+    ) -> tuple[PromptState, str, str]:
+        """Prefill an example; its state, and the question and first words of the answer that are still to be read."""
         mass = any("attention_mass" in each.scorer.needs for each in policies)
-        state = example.prompt().prefill(
-            self.engine, mass, lambda share, text: self.tell(0.7 * share, f"reading {text}")
+        seen = self.prompt is not None and self.prompt.seen
+        state = example.prompt(seen).prefill(
+            self.engine, mass, lambda part, text: self.tell(share * part, f"reading {text}")
         )
+        return state, *(("", "") if seen else (example.question, example.answer_prefix))
+
+    def _read(self, number: int, example: Example, policies: Sequence[Policy]) -> Reading:
+        state, question, answer = self.read(example, policies, share=0.7)
         if example.continuation:
             ids = self.engine.tokenizer(example.continuation, add_special_tokens=False)["input_ids"][
                 : self["new_tokens"]
             ]
             return Reading(number, self._with_probes(state, ids), ids, 0, True)
-        question, answer = example.question, example.answer_prefix
         new = min(self["new_tokens"], example.max_new_tokens) if example.metric else self["new_tokens"]
         run = self.finish(self.engine.generate(state, question, [], state.n_tokens, new, answer=answer, compare=False))
         asked = encode_question(self.engine.tokenizer, question, state.tail, answer)

@@ -16,19 +16,16 @@ def live_rows(bench: Bench) -> list[Row]:
     """Fidelity of every method at every reserved size, measured while writing."""
     rows: list[Row] = []
     for sample, example in enumerate(bench.parts(bench.examples())):
-        mass = any("attention_mass" in each.scorer.needs for each in bench.policies)
-        state = example.prompt().prefill(
-            bench.engine, mass, lambda share, text: bench.tell(0.1 * share, f"reading {text}")
-        )
+        state, question, answer = bench.read(example, bench.policies, share=0.1)
         for budget in bench.parts(bench["budgets"], low=0.1):
             run = bench.finish(
                 bench.engine.generate(
                     state,
-                    example.question,
+                    question,
                     bench.policies,
                     budget,
                     bench["new_tokens"],
-                    answer=example.answer_prefix,
+                    answer=answer,
                     stop=False,
                     evict_every=bench["every"],
                 )

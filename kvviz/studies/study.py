@@ -219,6 +219,7 @@ class StudyRequest:
             words += ["--set", f"{key}={setting_text(value)}"]
         if self.prompt is not None:
             words += ["--context", "prompt.txt"] + ([] if self.prompt.chat else ["--plain"])
+            words += ["--seen"] if self.prompt.seen else []
             words += ["--question", self.prompt.question] if self.prompt.question else []
             words += ["--answer", self.prompt.answer] if self.prompt.answer else []
         return shlex.join([*words, "--out", "OUT"])
