@@ -58,7 +58,43 @@ def from_json(text: str | bytes) -> Run:
     made = [_row(row, number) for number, row in enumerate(rows)]
     if not any(row.policy == "full" for row in made):
         raise ReportError("The file has no row of the full cache, with which the others are compared.")
-    return Run(config, made)
+    run = Run(_config(config), made)
+    for number, row in enumerate(made):
+        if fault := _contradiction(row, run.reference):
+            raise ReportError(f"Row {number} of the file contradicts itself: {fault}.")
+    return run
+
+
+def _config(config: dict) -> dict:
+    """The configuration, if it holds plain values, lists of them, and the link's."""
+    plain = lambda value: _fits(value, Any) or _fits(value, list[Any])  # noqa: E731
+    link = config.get("link", {})
+    rest = {key: value for key, value in config.items() if key != "link"}
+    if len(config) > MAX_KEYS or not isinstance(link, dict) or len(link) > MAX_KEYS:
+        raise ReportError("The file's configuration is not that of a run.")
+    if wrong := [key for part in (rest, link) for key, value in part.items() if not plain(value)]:
+        raise ReportError(f"The file's configuration has something else in {wrong[0][:40]!r} than a run has.")
+    for key in ("evict_every", "raster_tokens", "prompt_tokens"):
+        if not _fits(config.get(key), int | None):
+            raise ReportError(f"The file's configuration has something else in {key!r} than a run has.")
+    return config
+
+
+def _contradiction(row: Row, reference: Row) -> str:
+    """What does not go together in a row, or nothing."""
+    widths = {len(each) for each in row.raster}
+    checks = {
+        "it has not one piece of text for each token": len(row.pieces) == len(row.token_ids),
+        "it has more divergences than the full cache has tokens": len(row.kl) <= len(reference.pieces),
+        "it has more likeliest words than divergences": not row.kl or len(row.top) <= len(row.kl),
+        "its first difference lies beyond the text": (row.first_difference or 0)
+        <= max(len(row.pieces), len(reference.pieces)),
+        "its end is none of a run's": row.finish in ("", "end", "length"),
+        "a layer has no heads": all(row.head_counts),
+        "its numbers by step have not one length": len(row.entries_by_step) == len(row.bytes_by_step),
+        "its raster is not even": len(widths) <= 1 and len(row.raster) == len(row.raster_steps) and 0 not in widths,
+    }
+    return next((fault for fault, holds in checks.items() if not holds), "")
 
 
 def table(run: Run) -> list[dict[str, Any]]:

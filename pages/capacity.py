@@ -31,7 +31,7 @@ def points() -> list[dict]:
     """A point for every row of this session's runs of this very prompt."""
     found = []
     for record in ui.history():
-        if record.experiment.prompt != experiment.prompt or record.experiment.model != experiment.model:
+        if record.file or record.experiment.prompt != experiment.prompt or record.experiment.model != experiment.model:
             continue
         for row in record.run.rows:
             if row.policy != "full" and row.mean_kl:

@@ -5,7 +5,7 @@ import streamlit as st
 import ui
 from ui import cards, html, jobs, results
 from ui.export import export
-from ui.histories import histories, pinned, shown
+from ui.histories import beside, histories, origin, pinned, shown
 from ui.tour import why_the_needle
 
 LENGTHS = (8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -96,20 +96,13 @@ def finished(current: jobs.Task | None, record: jobs.Record | None) -> None:
         results.counts(record.run)
 
 
-def beside(pin: jobs.Record | None, record: jobs.Record) -> None:
-    """The pinned run, under the one that is shown."""
-    if pin and pin.number != record.number:
-        st.caption(f":material/keep: Pinned is run {pin.number}: {html.plain(pin.experiment.words())}.")
-        st.html(cards.cards(pin.run.rows))
-
-
 def about(record: jobs.Record) -> str:
     """Which run is shown; in full where the sidebar says something else by now."""
     took = record.run.reference.seconds.get("prefill", 0.0)
     if record.experiment.generate == experiment.generate:
-        return f"Run {record.number}. Prompt read in {took:.3g} s, once for all policies."
+        return f"{html.plain(origin(record))}. Prompt read in {took:.3g} s, once for all policies."
     words = html.plain(record.experiment.words())
-    return f"Run {record.number}: {words}. :orange[The sidebar has changed since.]"
+    return f"{html.plain(origin(record))}: {words}. :orange[The sidebar has changed since.]"
 
 
 experiment = ui.experiment()

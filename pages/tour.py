@@ -74,9 +74,10 @@ decode = ui.engine_for(made.model).tokenizer.decode
 texts = numbers.result(("pieces",), lambda: tokens.pieces(state.ids, decode))
 left, right = st.columns([2, 3], gap="large")
 with left:
-    told, tried, control = st.empty(), st.container(), st.container()
-    tried.markdown(f"**{step.try_it}**")
-scene = steps.Scene(made, numbers, texts, control, right)
+    told = st.empty()
+with right:
+    st.markdown(f"**{step.try_it}**")
+    scene = steps.Scene(made, numbers, texts, st.container(), st.container())
 try:
     found = steps.DRAW[number - 1](scene)
 except ValueError as error:  # a model that the tour's text does not suit
@@ -93,5 +94,6 @@ with left:
     ):
         settings = {"preset": made.preset, "prompt": made.prompt, "size": made.size, "chosen": made.chosen}
         settings |= {"equal": made.equal, "policy_index": 0, "max_new_tokens": made.max_new_tokens}
+        st.session_state.update(found.session)
         ui.open_page(step.page, own=found.own, **settings | found.changes)
     st.caption("The tour has its own prompt and settings, so that everybody sees the same; the sidebar stays as it is.")

@@ -37,9 +37,8 @@ def is_dark() -> bool:
 
 def head(title: str, experiment: Experiment) -> None:
     """The page's title, the experiment in one line, and its link."""
-    left, right = st.columns([5, 1], vertical_alignment="bottom")
-    left.html(html.heading(title, experiment.words()))
-    row = right.container(horizontal=True, horizontal_alignment="right", gap="small", key="head_tools")
+    row = st.container(horizontal=True, vertical_alignment="bottom", gap="small", key="title")
+    row.html(html.heading(title, experiment.words()))
     with row:
         glossary()
     with row.popover("Link", icon=":material/link:", type="tertiary", help="This view, to be opened elsewhere"):

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from html import escape
+
 import streamlit as st
 
 from kvviz import report
-from kvviz.experiment import Experiment, from_query
-from kvviz.runs import Run
-from ui import html, jobs
+from kvviz.experiment import Experiment, from_query, size_words
+from kvviz.runs import Row, Run
+from ui import cards, html, jobs, results
 from ui.state import take_back
 
 KEEP_NONE = "none"
+
+HELP = {
+    "show": "Which run of this session the page shows. The last ten are kept.",
+    "pin": "A run that stays while others come: its numbers and texts stand beside those of the run that is shown.",
+}
 
 
 def shown() -> jobs.Record | None:
@@ -67,13 +75,19 @@ def _chooser(label: str, key: str, options: list, value: int | str | None, recor
     if st.session_state.get(key) != value:
         st.session_state[key] = value
     st.selectbox(
-        label, options, key=key, format_func=lambda n: _words(records[n]) if n in records else n, on_change=_choose
+        label,
+        options,
+        key=key,
+        format_func=lambda n: _words(records[n]) if n in records else n,
+        on_change=_choose,
+        help=HELP[key],
     )
 
 
 def _words(record: jobs.Record) -> str:
-    names = ", ".join(row.label for row in record.run.rows[1:])
-    return f"{record.number}: {record.experiment.title}, {record.experiment.size}, {names}"
+    names = ", ".join(row.label for row in record.run.rows if row is not record.run.reference)
+    budget = size_words(record.experiment.size)
+    return f"{record.number}: {record.experiment.title}, {budget}, {names}, {record.file or record.at}"
 
 
 def _choose() -> None:
@@ -92,8 +106,7 @@ def _open() -> None:
     except report.ReportError as error:
         state._run_fault = str(error)
         return
-    record = jobs.add(run, experiment_of(run))
-    state._shown = record.number
+    jobs.add(run, experiment_of(run), state.run_file.name[:60])
 
 
 def experiment_of(run: Run) -> Experiment:
@@ -102,4 +115,61 @@ def experiment_of(run: Run) -> Experiment:
     if not isinstance(link, dict):
         return Experiment()
     query = {str(k): [str(v) for v in value] if isinstance(value, list) else [str(value)] for k, value in link.items()}
-    return from_query(query, Experiment())[0]
+    tokens = run.config.get("prompt_tokens")
+    return replace(from_query(query, Experiment())[0], n_tokens=tokens if isinstance(tokens, int) else 0)
+
+
+def origin(record: jobs.Record) -> str:
+    """A run's number, and the file that it came from."""
+    return f"Run {record.number}" + (f", opened from the file {record.file}" if record.file else "")
+
+
+def beside(pin: jobs.Record | None, record: jobs.Record) -> None:
+    """The pinned run against the one that is shown: its cards, numbers policy by policy, and two texts."""
+    if pin is None or pin.number == record.number:
+        return
+    st.subheader(f"Beside the pinned run {pin.number}", anchor=False)
+    st.caption(f":material/keep: {html.plain(origin(pin))}: {html.plain(pin.experiment.words())}.")
+    st.html(cards.cards(pin.run.rows))
+    pairs = _pairs(pin.run, record.run)
+    st.html(_table(pin, record, pairs))
+    both = {label: pair for label, pair in pairs.items() if all(pair)}
+    if both:
+        label = st.selectbox(
+            "Texts of",
+            list(both),
+            key="pin_text",
+            width=320,
+            help="The policy whose two answers are compared token by token: the pinned run's and that of the run that is shown.",
+        )
+        st.html(results.side_by_side(*both[label], names=(f"run {pin.number}", f"run {record.number}")))
+
+
+def _pairs(pin: Run, run: Run) -> dict[str, tuple[Row | None, Row | None]]:
+    """Label -> its row in both runs, None where a run has none."""
+    labels = dict.fromkeys([row.label for row in (*run.rows, *pin.rows)])
+    find = lambda rows, label: next((row for row in rows if row.label == label), None)  # noqa: E731
+    return {label: (find(pin.rows, label), find(run.rows, label)) for label in labels}
+
+
+COMPARED = ("mean KL", "first difference", "entries a head", "memory")
+
+
+def _table(pin: jobs.Record, record: jobs.Record, pairs: dict[str, tuple[Row | None, Row | None]]) -> str:
+    """A line a policy, two columns a fact."""
+    facts = [fact for name in COMPARED for fact in results.FACTS if fact[0] == name]
+    unit = lambda text: f' <span class="kv-unit">{text}</span>' if text else ""  # noqa: E731
+    top = "".join(
+        f'<th scope="colgroup" colspan="2" title="{about}">{name}{unit(of)}</th>' for name, of, about, _ in facts
+    )
+    runs = f'<th scope="col">run {pin.number}</th><th scope="col">run {record.number}</th>' * len(facts)
+    lines = ""
+    for label, pair in pairs.items():
+        cells = ""
+        for name, _, _, value in facts:
+            for row, run in zip(pair, (pin.run, record.run), strict=True):
+                none = row is None or (row is run.reference and name in results.FULL_HAS_NONE)
+                cells += f"<td>{'' if none else escape(value(row))}</td>"
+        lines += f'<tr><th scope="row">{escape(label)}</th>{cells}</tr>'
+    head = f"<thead><tr><th></th>{top}</tr><tr><th></th>{runs}</tr></thead>"
+    return f'<div class="kv-scroll"><table class="kv-table" data-testid="kv-pinned">{head}<tbody>{lines}</tbody></table></div>'

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
+from zoneinfo import ZoneInfo
 
 import streamlit as st
 
@@ -16,7 +18,7 @@ from kvviz.state import PromptState
 from ui.host import Alive, encoded, engine_for, host, session_id
 from ui.html import plain
 
-HISTORY = 8
+HISTORY = 10
 """Runs that a session keeps."""
 
 EVERY = 0.3
@@ -34,11 +36,17 @@ class Task:
 
 @dataclass(frozen=True)
 class Record:
-    """A finished run of this session, with the experiment that it is of."""
+    """A finished run of this session, with the experiment that it is of.
+
+    Attributes:
+        at: the time of day when it ended. file: name of the file that it was opened from, or "".
+    """
 
     number: int
     experiment: Experiment
     run: Run
+    at: str = ""
+    file: str = ""
 
 
 def start(request: Request, experiment: Experiment, slot: str = "_task") -> None:
@@ -77,16 +85,25 @@ def keep_results() -> None:
             add(current.job.result, current.experiment)
 
 
-def add(run: Run, experiment: Experiment) -> Record:
+def add(run: Run, experiment: Experiment, file: str = "") -> Record:
     """Put a run into the session's history, and show it; a pinned one stays."""
     state = st.session_state
     state._runs = state.get("_runs", 0) + 1
-    record = Record(state._runs, experiment, run)
+    record = Record(state._runs, experiment, run, clock(), file)
     kept = [r for r in history() if r.number == state.get("_pinned")]
     rest = [r for r in history() if r not in kept]
     state._history = sorted([*kept, *rest[-(HISTORY - 1 - len(kept)) :], record], key=lambda r: r.number)
     state._shown = record.number
     return record
+
+
+def clock() -> str:
+    """The time of day where the person is."""
+    try:
+        zone = ZoneInfo(st.context.timezone or "")
+    except (ValueError, OSError, KeyError):
+        zone = None
+    return datetime.now(zone).strftime("%H:%M")
 
 
 def history() -> list[Record]:

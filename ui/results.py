@@ -15,7 +15,7 @@ from kvviz.runs import Row, Run
 from ui import cards
 from ui.cards import readable
 from ui.frame import chart, is_dark
-from ui.html import both
+from ui.html import both, plain
 
 MIB = 2**20
 INLINE, BESIDE = "inline", "side by side"
@@ -59,7 +59,7 @@ def token_diff(run: Run) -> None:
     st.html(_inline(a, b, stretches) if how == INLINE else _beside(a, b, stretches))
     st.caption(
         f"{diff.shared(a.token_ids, b.token_ids):.0%} of the tokens are shared, in the same order. Struck through: only "
-        f"in {a.label}. Underlined: only in {b.label}."
+        f"in {plain(a.label)}. Underlined: only in {plain(b.label)}."
     )
 
 
@@ -74,9 +74,16 @@ def _inline(a: Row, b: Row, stretches: list[diff.Part]) -> str:
     return _frame(a, b, f'<div class="kv-text">{inner}</div>')
 
 
-def _beside(a: Row, b: Row, stretches: list[diff.Part]) -> str:
+def side_by_side(a: Row, b: Row, names: tuple[str, str]) -> str:
+    """Two rows' texts with what differs marked, under names of their own."""
+    return _beside(a, b, diff.parts(a.token_ids, b.token_ids), names)
+
+
+def _beside(a: Row, b: Row, stretches: list[diff.Part], names: tuple[str, str] | None = None) -> str:
     sides = []
-    for row, tag, side in ((a, "del", "first"), (b, "ins", "second")):
+    for row, tag, side, name in zip(
+        (a, b), ("del", "ins"), ("first", "second"), names or (a.label, b.label), strict=True
+    ):
         pieces = readable(row)
         text = "".join(
             _plain(pieces, getattr(part, side))
@@ -84,7 +91,7 @@ def _beside(a: Row, b: Row, stretches: list[diff.Part]) -> str:
             else _marked(tag, pieces, getattr(part, side))
             for part in stretches
         )
-        head = f'<span class="kv-dot" style="--kv-c:{both(row.policy)}"></span><b>{escape(row.label)}</b>'
+        head = f'<span class="kv-dot" style="--kv-c:{both(row.policy)}"></span><b>{escape(name)}</b>'
         sides.append(f'<div><div class="kv-small">{head}</div><div class="kv-text">{text}</div></div>')
     return _frame(a, b, "".join(sides))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
@@ -33,7 +33,7 @@ WHICH = {"large": "small loss, large error", "small": "small loss, small error"}
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """What the steps look at, and where they draw: the control below the text, the figure beside it."""
+    """What the steps look at, and where they draw their control and their figure."""
 
     experiment: Experiment
     numbers: Analysis
@@ -49,11 +49,12 @@ class Scene:
 
 @dataclass(frozen=True)
 class Told:
-    """What a step says, the fields of the experiment that its page opens with, and that page's own parameters."""
+    """What a step says, and what its page opens with: fields of the experiment, the page's own parameters, widgets' values."""
 
     sentences: list[str]
     changes: dict[str, Any]
     own: dict[str, str] | None = None
+    session: dict[str, Any] = field(default_factory=dict)
 
 
 def cache(scene: Scene) -> Told:
@@ -116,12 +117,12 @@ def needle(scene: Scene) -> Told:
         chart(figures.needle(found, is_dark()), key="tour_needle_bars", alt=figures.needle_alt(found))
         _answers(made)
     where = tour.location(scene.texts)[1].start
-    return Told(found.sentences(), {"size": made.size}, {"token": str(where)})
+    return Told(found.sentences(), {"size": made.size}, {"token": str(where)}, {"minus": 1})
 
 
 def _answers(made: Experiment) -> None:
     """Both answers from a run of this session, or the button that makes one."""
-    record = next((r for r in reversed(jobs.history()) if r.experiment.generate == made.generate), None)
+    record = next((r for r in reversed(jobs.history()) if not r.file and r.experiment.generate == made.generate), None)
     current = jobs.task()
     with st.container(key="tour_answers"):
         if record is not None:
@@ -300,5 +301,6 @@ STYLE = """<style>
 .kv-passage del.kv-space { text-decoration: none }
 .kv-told { margin: 0 0 .7rem; line-height: 1.55 }
 .st-key-tour_way kbd { display: none }
+@media (max-width: 640px) { .st-key-tour_way > :nth-child(2) { order: 3 } }
 .st-key-tour_answers .kv-text { min-height: 2.6rem }
 </style>"""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from html import escape
+
 import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -14,7 +16,9 @@ def head_counts(run: Run, dark: bool = False) -> go.Figure:
     """Maps of layers (down) by KV heads (across), one scale for all policies; the full cache is left out."""
     rows = [row for row in run.rows if row is not run.reference]
     top = max((max(map(max, row.head_counts)) for row in rows), default=1)
-    figure = make_subplots(1, max(len(rows), 1), subplot_titles=[row.label for row in rows], horizontal_spacing=0.04)
+    figure = make_subplots(
+        1, max(len(rows), 1), subplot_titles=[escape(row.label) for row in rows], horizontal_spacing=0.04
+    )
     for column, row in enumerate(rows, start=1):
         figure.add_trace(_map(row, top, column == len(rows), dark), 1, column)
     layout(figure, dark, height=380, margin={"l": 8, "r": 8, "t": 36, "b": 8})

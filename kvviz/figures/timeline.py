@@ -68,10 +68,15 @@ def _line(row: Row, reference: Row, again: int, dark: bool) -> go.Scatter:
     return go.Scatter(
         x=np.arange(len(row.kl)),
         y=np.maximum(np.asarray(row.kl, dtype=np.float32), FLOOR),
-        name=row.label,
+        name=escape(row.label),
         mode="lines+markers",
         line={"color": ink, "width": 2, "dash": AGAIN[min(again, len(AGAIN)) - 1] if again else dash(row.policy)},
-        marker={"size": 7, "symbol": symbol(row.policy) + ("-open" if again else ""), "color": ink, "line": {"width": 1.5, "color": ink}},
+        marker={
+            "size": 7,
+            "symbol": symbol(row.policy) + ("-open" if again else ""),
+            "color": ink,
+            "line": {"width": 1.5, "color": ink},
+        },
         text=[_hover(row, reference, step) for step in range(len(row.kl))],
         hovertemplate="%{text}<extra></extra>",
     )
