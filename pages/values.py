@@ -1,6 +1,5 @@
 """Values: one head's values on a plane, what is kept and what is evicted, and the error between them as arrows and an angle."""
 
-
 import streamlit as st
 
 import ui
@@ -52,8 +51,8 @@ def facts(view: HeadView) -> str:
         ("attention lost", "w<sub>E</sub>", f"{number(100 * view.w_E)}%"),
         ("gap", "γ", number(view.gamma)),
         ("error", "w<sub>E</sub> γ", f"{number(100 * view.relative_error)}%"),
-        (f"error after correction, {order}", "‖f − f̂‖ / ‖f‖", f"{number(100 * view.corrected_error)}%"),
-        ("lost mass, beyond its estimate", "log Z<sub>E</sub> − log Ẑ<sub>E</sub>", f"{number(view.log_z_gap)} nats"),
+        (f"after correction, {order}", "‖f − f̂‖ / ‖f‖", f"{number(100 * view.corrected_error)}%"),
+        ("lost mass beyond estimate", "log Z<sub>E</sub> − log Ẑ<sub>E</sub>", f"{number(view.log_z_gap)} nats"),
     ]
     return f'<table class="kv-facts" data-testid="kv-facts">{"".join(ROW.format(*row) for row in rows)}</table>'
 

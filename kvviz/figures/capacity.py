@@ -114,13 +114,14 @@ def against_divergence(points: list[dict], which: str, dark: bool = False, heigh
                 "<br>mean KL %{y:.2g} nats a token<extra></extra>",
             )
         )
+    seen = np.log10([max(p["kl"], 1e-9) for p in points])
     return style.draw(
         traces,
         dark,
         height=height,
         showlegend=True,
         xaxis=dict(title=dict(text=f"{CAPACITIES[which].title} (% of the full cache)")),
-        yaxis=dict(title=dict(text="mean KL (nats a token)"), type="log", dtick=1, exponentformat="none"),
+        yaxis=dict(title=dict(text="mean KL (nats a token)"), **style.decades(seen.min() - 0.1, seen.max() + 0.1)),
         hovermode="closest",
         uirevision="fixed",
     )

@@ -36,7 +36,7 @@ def head_map(
     plain = dict(showgrid=False, zeroline=False, fixedrange=True)
     rows = dict(range=[layers - 0.5, -0.5], tickvals=list(range(0, layers, every)), title=dict(text="layer"), **plain)
     columns = dict(domain=[0, LEFT], dtick=1 if heads <= 16 else 4, title=dict(text="query head"), **plain)
-    spread = dict(domain=[LEFT + 0.02, 1], anchor="y", title=dict(text="median, quartiles"), fixedrange=True, nticks=4)
+    spread = dict(domain=[LEFT + 0.02, 1], anchor="y", title=dict(text="by layer"), fixedrange=True, nticks=4)
     return style.draw(
         [
             _heatmap(values, about.signed or other is not None, about.symbol, measure, dark),

@@ -57,7 +57,7 @@ DASHES = {
 """Policy name -> dash pattern of its lines."""
 
 SYMBOLS = {
-    "full": "circle",
+    "full": "cross",
     "capkv": "circle",
     "momentkv": "diamond",
     "snapkv": "square",
@@ -118,7 +118,7 @@ _PUOR_DARK = (
 def colour(policy: str, dark: bool = False) -> str:
     """A policy's colour as "#rrggbb", by its name in the registry."""
     plain = COLOURS.get(policy, OTHER)
-    return tint(plain, 0.5 if policy == "full" else TINT) if dark else plain
+    return tint(plain, 0.66 if policy == "full" else TINT) if dark else plain
 
 
 def dash(policy: str) -> str:
@@ -252,6 +252,11 @@ def draw(traces: list[dict], dark: bool = False, **more) -> go.Figure:
 def across(x: float, colour: str) -> dict:
     """A vertical line over the whole height, as a shape."""
     return dict(type="line", x0=x, x1=x, xref="x", y0=0, y1=1, yref="paper", line=dict(color=colour, width=1.5))
+
+
+def decades(low: float, high: float) -> dict:
+    """A log axis from 10^low to 10^high, with 1, 2, 5 between the powers of ten where there is room for them."""
+    return dict(type="log", range=[low, high], dtick="D2" if high - low < 1.7 else 1, exponentformat="none")
 
 
 @cache

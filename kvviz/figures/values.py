@@ -43,7 +43,7 @@ def plane(view: HeadView, texts: Sequence[str] | None = None, dark: bool = False
         texts: the N tokens as people read them, for the hover.
     """
     names = [f"PC {i + 1} ({style.number(100 * share)}% of the variance)" for i, share in enumerate(view.explained)]
-    plain = dict(showgrid=False, zeroline=False, showticklabels=False)
+    plain = dict(showgrid=False, zeroline=False, showticklabels=False, automargin=False)
     width, height = np.ptp([view.x_range, view.y_range], axis=1)
     return style.draw(
         _points(view, texts, dark),
@@ -55,7 +55,8 @@ def plane(view: HeadView, texts: Sequence[str] | None = None, dark: bool = False
         hovermode="closest",
         dragmode="pan",
         uirevision=f"{view.layer}.{view.kv_head}",
-        legend=dict(itemsizing="constant"),
+        margin=dict(l=28, r=8, t=44, b=32),
+        legend=dict(itemsizing="constant", y=1, yref="container", yanchor="top"),
     )
 
 
@@ -299,15 +300,14 @@ def strip(curves: ErrorCurves, budget: int, dark: bool = False, looked_at: str =
     if looked_at in curves.corrected:
         traces.append(_corrected(curves, looked_at, looks[looked_at]))
     ticks = [2**power for power in range(3, 24) if 2**power <= curves.n_tokens]
-    log = dict(type="log", exponentformat="none")
     return style.draw(
         traces,
         dark,
         height=height,
         xaxis=dict(
-            title=dict(text="budget (entries a head)"), tickvals=ticks, ticktext=[f"{t:,}" for t in ticks], **log
+            title=dict(text="budget (entries a head)"), tickvals=ticks, ticktext=[f"{t:,}" for t in ticks], type="log"
         ),
-        yaxis=dict(title=dict(text="relative error"), range=_decades(curves), dtick=1, **log),
+        yaxis=dict(title=dict(text="relative error"), **style.decades(*_range(curves))),
         shapes=[style.across(budget, style.ink(dark))],
         hovermode="closest",
         uirevision="fixed",
@@ -319,12 +319,12 @@ def _above_zero(errors: np.ndarray) -> np.ndarray:
     return np.where(errors > ROUNDING, errors, np.nan)
 
 
-def _decades(curves: ErrorCurves) -> list[float]:
+def _range(curves: ErrorCurves) -> tuple[float, float]:
     """Range of the log axis: the errors above 0, at least one power of ten, at most four."""
     errors = np.concatenate([*curves.errors.values(), *curves.corrected.values(), [1.0]])
     seen = np.log10(errors[np.isfinite(_above_zero(errors))])
     top = float(seen.max()) + 0.08
-    return [max(min(float(seen.min()) - 0.08, top - 1), top - 4), top]
+    return max(min(float(seen.min()) - 0.08, top - 1), top - 4), top
 
 
 def _curve(x: np.ndarray, y: np.ndarray, label: str, look: style.Look, wide: bool = False) -> dict:

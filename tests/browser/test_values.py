@@ -1,0 +1,142 @@
+"""Values, Capacity and Heads in a real browser: points change sides as the budget moves, a click on a cell opens its head."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = [pytest.mark.browser, pytest.mark.model, pytest.mark.slow]
+
+VIEW = "?policies=capkv&policies=momentkv&policies=keydiff&tokens=24&layer=17&head=4"
+
+SIDES = """() => { const d = document.querySelector('.st-key-plane .js-plotly-plot')?._fullData ?? [];
+    return d.slice(0, 2).map(t => t.x.length) }"""
+"""How many points are evicted and kept, as Plotly has them."""
+
+AXES = """() => { const l = document.querySelector('.st-key-plane .js-plotly-plot')._fullLayout;
+    return [l.xaxis.range, l.yaxis.range].flat().map(v => Math.round(v * 1e4)) }"""
+
+QUICK = 250
+"""Milliseconds from the server's answer to points on their new side, on a machine that does nothing else."""
+
+
+@pytest.fixture
+def values(open_tab):
+    return open_tab().open("/values" + VIEW).read()
+
+
+def budget(tab):
+    return tab.page.locator(".st-key-budget input[type=range]").first
+
+
+def test_moving_the_budget_moves_points_and_nothing_else(values):
+    page = values.page
+    page.locator(".st-key-plane .js-plotly-plot").wait_for()
+    evicted, kept = page.evaluate(SIDES)
+    axes, total = page.evaluate(AXES), evicted + kept
+    assert kept == 256
+    budget(values).focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowLeft")
+        page.wait_for_function(f"kept => ({SIDES})()[1] !== kept", arg=kept)
+        before, (evicted, kept) = kept, page.evaluate(SIDES)
+        assert kept < before and evicted + kept == total
+        assert page.evaluate(AXES) == axes
+    assert f"budget {kept} entries" in values.words()
+    assert f"budget={kept}" in page.url
+
+
+def test_points_change_sides_at_once(values):
+    """Timed in the page's own processor time, from the key to the end of all drawing: other programs do not count."""
+    page = values.page
+    clock = page.context.new_cdp_session(page)
+    clock.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def spent() -> float:
+        metrics = {m["name"]: m["value"] for m in clock.send("Performance.getMetrics")["metrics"]}
+        return 1000 * metrics["TaskDuration"]
+
+    page.locator(".st-key-plane .js-plotly-plot").wait_for()
+    budget(values).focus()
+    times = []
+    for _ in range(6):
+        kept, before = page.evaluate(SIDES)[1], spent()
+        page.keyboard.press("ArrowLeft")
+        page.wait_for_function(f"kept => ({SIDES})()[1] !== kept", arg=kept)
+        times.append(round(spent() - before))
+        values.settle()
+    print("ms of the page's time for each move of the budget:", times)
+    assert min(times) < QUICK
+
+
+def test_arrow_keys_go_from_head_to_head(values):
+    values.page.locator(".kv-h2").click()
+    values.page.keyboard.press("Shift+ArrowDown")
+    values.page.get_by_text("Error of layer 18, head 4").wait_for()
+    values.page.keyboard.press("Shift+ArrowLeft")
+    values.page.get_by_text("Error of layer 18, head 3").wait_for()
+    values.settle()
+    assert "layer=18" in values.page.url and "head=3" in values.page.url
+
+
+def test_the_page_shows_the_librarys_numbers(values, default_engine):
+    """The same prompt, head and budget in the library give what stands in the table."""
+    from kvviz import analysis, policy
+    from kvviz.figures.style import number
+    from kvviz.presets import PRESETS
+
+    engine, prompt = default_engine, PRESETS["needle"].prompt()
+    state = prompt.prefill(engine)
+    for _ in engine.generate(state, prompt.question, [], 256, 24, answer=prompt.answer):
+        pass
+    view = analysis.of(state := engine.latest(state)).head(policy("capkv"), 256, 17, 4)
+    shown = values.page.get_by_test_id("kv-facts").inner_text()
+    for text in (
+        f"{view.angle:.0f}°",
+        f"{number(100 * view.w_E)}%",
+        number(view.gamma),
+        f"{number(view.log_z_gap)} nats",
+    ):
+        assert text in shown
+
+
+def test_a_click_on_a_cell_opens_its_head(open_tab):
+    tab = open_tab().open("/heads" + VIEW).read()
+    page = tab.page
+    page.locator(".st-key-map .js-plotly-plot").wait_for()
+    area = page.locator(".st-key-map .nsewdrag").first.bounding_box()
+    page.mouse.click(area["x"] + area["width"] * 5.5 / 9, area["y"] + area["height"] * 11.5 / 30)
+    page.get_by_text("Error of layer 11, head 5").wait_for()
+    tab.settle()
+    assert "layer=11" in page.url and "head=5" in page.url
+    assert "CapKV" in page.locator(".st-key-policy input").input_value()
+
+
+def test_the_two_boxes_open_a_head_from_the_keyboard(open_tab):
+    tab = open_tab().open("/heads" + VIEW).read()
+    tab.press("Open in Values")
+    tab.page.get_by_text("Error of layer 17, head 4").wait_for()
+
+
+@pytest.mark.parametrize("measure", ["Directional gap (cosine)", "Lost mass beyond its estimate"])
+def test_measures_and_differences_of_the_map(open_tab, measure):
+    tab = open_tab().open("/heads" + VIEW).read()
+    for key, choice in (("measure", measure), ("minus", "KeyDiff")):
+        tab.page.locator(f".st-key-{key}").get_by_role("combobox").click()
+        tab.page.get_by_role("option", name=choice).click()
+        tab.settle()
+    grid = "document.querySelector('.st-key-map .js-plotly-plot').data[0]"
+    z = tab.page.evaluate(f"[{grid}.zmin, {grid}.zmax]")
+    assert z[0] == -z[1] < 0
+
+
+def test_capacity_has_curves_and_after_runs_the_divergence(open_tab):
+    tab = open_tab().open("/" + VIEW).run().go("Capacity")
+    page = tab.page
+    page.locator(".st-key-divergence .js-plotly-plot").wait_for()
+    for key in ("all", "one"):
+        for which in ("K", "U", "KU"):
+            names = page.evaluate(
+                f"document.querySelector('.st-key-{key}_{which} .js-plotly-plot').data.map(t => t.name)"
+            )
+            assert {"CapKV", "MomentKV", "KeyDiff"} <= set(names)
+    assert "over 3 outputs, Spearman's" in page.get_by_test_id("stMain").inner_text()
