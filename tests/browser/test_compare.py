@@ -26,7 +26,7 @@ def test_the_first_preset_streams_and_is_compared(open_tab):
     assert tab.page.locator(".kv-card .kv-first").count() == 2
     facts = tab.page.locator(".kv-card footer").all_inner_texts()
     assert "256 entries a head" in facts[1] and "mean KL" in facts[1] and "tokens/s" in facts[1]
-    assert tab.page.locator(".js-plotly-plot").count() == 1
+    tab.page.locator(".js-plotly-plot").first.wait_for()
     assert tab.page.get_by_test_id("kv-costs").locator("tbody tr").count() >= 10
 
     tab.press("Export")
