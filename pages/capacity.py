@@ -35,8 +35,10 @@ def points() -> list[dict]:
             continue
         for row in record.run.rows:
             if row.policy != "full" and row.mean_kl:
-                policy = kvviz.policy(row.policy, **row.settings)
-                kept = numbers.capacity_at(policy, row.budget)
+                try:
+                    kept = numbers.capacity_at(kvviz.policy(row.policy, **row.settings), row.budget)
+                except ValueError:  # what this method needs was read then, and not now
+                    continue
                 facts = {"policy": row.policy, "label": row.label, "budget": row.budget, "kl": row.mean_kl}
                 found.append(facts | {"capacity": dict(zip(CAPACITIES, kept, strict=True))})
     return found
@@ -74,7 +76,7 @@ def against_kl() -> None:
 
 experiment = ui.experiment()
 ui.header(experiment)
-state = ui.prompt_state(experiment)
+state = ui.prompt_state(experiment, probes=any("probes" in policy.scorer.needs for policy in experiment.policies))
 numbers = analysis.of(state)
 removed = 1 - min(experiment.budget, state.n_tokens) / state.n_tokens
 st.html(style.legend({policy.label: policy.name for policy in experiment.policies}))

@@ -5,8 +5,10 @@ import streamlit as st
 import ui
 from kvviz import analysis
 from kvviz.analysis import HeadView
+from kvviz.experiment import Size
 from kvviz.figures import values
 from kvviz.figures.style import number
+from ui.state import set_size
 
 ROW = '<tr><td>{}</td><td class="kv-symbol">{}</td><td class="kv-number">{}</td></tr>'
 
@@ -28,16 +30,25 @@ def pickers(layers: int, heads: int) -> tuple:
     with right.container(horizontal=True, gap="small", key="steps"):
         for key, (which, by) in STEPS.items():
             count = layers if which == "layer" else heads
+            name = f"{'Next' if by > 0 else 'Previous'} {which}"
             st.button(
-                "",
+                name,
                 icon=f":material/keyboard_arrow_{key.lower()}:",
                 key=f"step_{key.lower()}",
                 on_click=step,
                 args=(which, by, count),
                 shortcut=f"Shift+{key}",
-                help=f"{'Next' if by > 0 else 'Previous'} {which} (Shift and the arrow key)",
+                help=f"{name} (Shift and the arrow key)",
             )
     return policy, layer, head
+
+
+def pick_budget() -> None:
+    """A click on a point of the strip makes its budget the current one."""
+    points = st.session_state.strip.selection.points
+    if points:
+        made = ui.experiment()
+        set_size(Size.of(int(points[0]["x"]), made.unit, made.n_tokens, made.shape))
 
 
 def facts(view: HeadView) -> str:
@@ -89,4 +100,8 @@ with right:
     st.caption(averaged(view))
 curves = numbers.error_by_budget(experiment.policies, None, layer, head)
 st.html(f'<h2 class="kv-h2">Error of layer {layer}, head {head} against the budget</h2>')
-ui.chart(values.strip(curves, budget, ui.is_dark(), view.label), key="strip", alt=values.strip_alt(curves, budget))
+strip = values.strip(curves, budget, ui.is_dark(), view.label)
+ui.chart(strip, key="strip", alt=values.strip_alt(curves, budget), on_select=pick_budget)
+st.caption(
+    "Relative error, mean over the same queries, log scales. A click on a point makes its budget the current one."
+)

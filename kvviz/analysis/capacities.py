@@ -29,7 +29,7 @@ def capacity_curves(
 
     Args:
         only: (layer, KV head): work out this head alone, the rest is NaN.
-        progress: told the share done of a policy, and the policy.
+        progress: told the share done of a policy, and the policy, where something is not in memory yet.
     """
     n = store.state.n_tokens
     budgets = budgets_of(shares, n)
@@ -68,13 +68,16 @@ def _shares(
     for number, index in enumerate(store.open_layers):
         if only is not None and index != only[0]:
             continue
-        if progress is not None:
-            progress(number / len(store.open_layers), policy.label)
         found[:, :, index, which] = 1.0 if policy.keeps_all else whole[None, :, None]
         if chosen and not policy.keeps_all:
             full = store.result(("full capacity", index, only), lambda i=index: _full(store, i, which))
-            kept = store.result(("capacity", key, index, only), lambda i=index: _layer(store, policy, chosen, i, which))
-            found[:, wanted, index, which] = kept / full
+
+            def work(index: int = index, share: float = number / len(store.open_layers)) -> np.ndarray:
+                if progress is not None:
+                    progress(share, policy.label)
+                return _layer(store, policy, chosen, index, which)
+
+            found[:, wanted, index, which] = store.result(("capacity", key, index, only), work) / full
     return found
 
 

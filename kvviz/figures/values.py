@@ -336,6 +336,7 @@ def _curve(x: np.ndarray, y: np.ndarray, label: str, look: style.Look, wide: boo
         name=escape(label),
         line=dict(color=look.colour, width=3 if wide else 1.8, dash=look.dash),
         marker=dict(symbol=look.symbol, size=7 if wide else 5, color=look.colour),
+        unselected=dict(marker=dict(opacity=1)),
         hovertemplate=f"{escape(label)}, %{{x:,d}} entries: %{{y:.2g}}<extra></extra>",
     )
 

@@ -15,6 +15,11 @@ SIDES = """() => { const d = document.querySelector('.st-key-plane .js-plotly-pl
 AXES = """() => { const l = document.querySelector('.st-key-plane .js-plotly-plot')._fullLayout;
     return [l.xaxis.range, l.yaxis.range].flat().map(v => Math.round(v * 1e4)) }"""
 
+POINT = """() => { const plot = document.querySelector('.st-key-strip .js-plotly-plot'), trace = plot._fullData[0];
+    const area = plot.querySelector('.nsewdrag').getBoundingClientRect(), axes = plot._fullLayout;
+    return [area.x + axes.xaxis.l2p(Math.log10(trace.x[3])), area.y + axes.yaxis.l2p(Math.log10(trace.y[3])), trace.x[3]] }"""
+"""Where the fourth point of the first curve of the strip is on the screen, and its budget."""
+
 QUICK = 250
 """Milliseconds from the server's answer to points on their new side, on a machine that does nothing else."""
 
@@ -76,6 +81,17 @@ def test_arrow_keys_go_from_head_to_head(values):
     values.page.get_by_text("Error of layer 18, head 3").wait_for()
     values.settle()
     assert "layer=18" in values.page.url and "head=3" in values.page.url
+
+
+def test_a_click_on_the_strip_sets_the_budget(values):
+    page = values.page
+    page.locator(".st-key-strip .js-plotly-plot").scroll_into_view_if_needed()
+    page.wait_for_timeout(500)
+    x, y, wanted = page.evaluate(POINT)
+    page.mouse.click(x, y)
+    page.get_by_text(f"budget {wanted} entries").wait_for()
+    values.settle()
+    assert page.evaluate(SIDES)[1] == wanted and f"budget={wanted}" in page.url
 
 
 def test_the_page_shows_the_librarys_numbers(values, default_engine):
