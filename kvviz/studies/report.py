@@ -24,7 +24,8 @@ million reads one to six samples of about a thousand tokens on two CPU cores. Wh
 directions, errors) is measured exactly and for the same formulas. What is said about *scores* rests on a handful of answers: a
 difference of a few points means nothing, and none of it shows that a paper is wrong about its own models. Nothing was tuned to
 bring out a ranking; every method runs as it was published, with its own protected entries, which differ from method to method
-(CapKV protects 4 sinks and nothing recent, SnapKV and MomentKV the last 32) and matter much at small budgets.
+(CapKV protects 4 sinks and nothing recent, SnapKV and MomentKV the last 32) and matter much at small budgets: another protection
+is a setting away, `--set policies="capkv:recent=32 snapkv"`.
 
 Quality is mostly the divergence from the full cache, KL(full || evicted) in nats a token along the text that really follows: it
 needs no labels and says something on a small model, where task scores are mostly noise.

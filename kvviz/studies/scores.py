@@ -65,20 +65,20 @@ def judge_shares(rows: Sequence[Row]) -> str:
         return f"{OPEN}: CapKV and another method are needed."
     if len(set(found.values())) == 1:
         return f"{OPEN}: all scores are the same, {number(found['CapKV', shares[0]])}."
-    places = []
+    decided, won, words = 0, 0, []
     for share in shares:
-        order = sorted((found[label, share] for label in labels), reverse=True)
-        best = [label for label in labels if found[label, share] == order[0]]
-        places.append((share, found["CapKV", share], best, order[0]))
-    won = sum("CapKV" in best for _, _, best, _ in places)
-    verdict = AGREES if won == len(shares) else PARTLY if won else DIFFERS
-    words = listed(
-        f"{mine:.1f} at {share:g}% removed" + ("" if "CapKV" in best else f" (best {listed(best)}, {top:.1f})")
-        for share, mine, best, top in places
-    )
+        scores = {label: found[label, share] for label in labels}
+        top, mine = max(scores.values()), scores["CapKV"]
+        best = [label for label, score in scores.items() if score == top]
+        decided += len(best) < len(labels)
+        won += mine == top and len(best) < len(labels)
+        others = listed(label for label in best if label != "CapKV")
+        beside = "" if best == ["CapKV"] else "all alike" if len(best) == len(labels) else f"best: {others}, {top:.1f}"
+        words.append(f"{mine:.1f} at {share:g}% removed" + (f" ({beside})" if beside else ""))
+    verdict = AGREES if won == decided else PARTLY if won else DIFFERS
     return (
-        f"{verdict}: CapKV has the best average at {won} of {len(shares)} shares removed: {words}; the full cache has "
-        f"{full_score(rows):.1f}, over {_examples(rows)} examples."
+        f"{verdict}: CapKV has the best average, alone or with others, at {won} of {decided} shares removed that tell methods "
+        f"apart: {listed(words)}; the full cache has {full_score(rows):.1f}, over {_examples(rows)} examples."
     )
 
 
