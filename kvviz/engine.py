@@ -201,6 +201,7 @@ class Engine:
             "temperature": run.sampling.temperature,
             "seed": run.sampling.seed,
             "evict_every": run.evict_every,
+            "raster_tokens": run.total_tokens,
         }
 
     def _remember(self, state: PromptState) -> PromptState:

@@ -46,7 +46,7 @@ def by_length(engine: Engine, ids: list[int], lengths=LENGTHS, repeats: int = 2)
         functions = {
             "prefill": lambda n=n: prefill(engine.model, ids[:n]),
             "evict": lambda s=state: evict(s, kvviz.policy("capkv"), 256),
-            "step": lambda c=cache: forward(engine.model, c, torch.tensor([[5]])),
+            "step": lambda c=cache: forward(engine.model, c, torch.tensor([[5]], device=engine.loaded.device)),
         }
         times = in_turn(functions, repeats)
         heads, layers = engine.loaded.n_heads * engine.loaded.head_dim, engine.loaded.n_layers
@@ -65,7 +65,9 @@ def by_rows(engine: Engine, ids: list[int], counts=ROWS, repeats: int = 5) -> li
     kept, speed = evict(state, kvviz.policy("snapkv"), 256), bandwidth()
     caches = {count: RowCache([kept] * count, 64) for count in counts}
     functions = {
-        str(count): lambda c=cache, k=count: forward(engine.model, c, torch.full((k, 1), 5))
+        str(count): lambda c=cache, k=count: forward(
+            engine.model, c, torch.full((k, 1), 5, device=engine.loaded.device)
+        )
         for count, cache in caches.items()
     }
     weights = engine.loaded.parameters * 4

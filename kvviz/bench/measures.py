@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
 import kvviz
 from kvviz import analysis
@@ -69,21 +70,28 @@ def decoding(setting: Setting) -> Result:
     names = ("snapkv", "capkv", "keydiff", "sink")
     kept = {name: evict(state, kvviz.policy(name), 256) for name in names}
     corrected = evict(state, kvviz.policy("snapkv", correction=1), 256)
-    plain = AutoModelForCausalLM.from_pretrained(setting.folder, dtype=engine.loaded.dtype).eval()
-    prompt = torch.tensor([setting.ids])
+    logging.disable_progress_bar()
+    plain = (
+        AutoModelForCausalLM.from_pretrained(setting.folder, dtype=engine.loaded.dtype).to(engine.loaded.device).eval()
+    )
+    prompt = torch.tensor([setting.ids], device=engine.loaded.device)
 
     def steps(rows) -> Callable[[], None]:
         def run() -> float:
-            cache, tokens = RowCache(rows, setting.new_tokens + 2), torch.full((len(rows), 1), 5)
+            cache, tokens = (
+                RowCache(rows, setting.new_tokens + 2),
+                torch.full((len(rows), 1), 5, device=engine.loaded.device),
+            )
             forward(engine.model, cache, tokens)
             return once(lambda: [forward(engine.model, cache, tokens) for _ in range(setting.new_tokens)])
 
         return run
 
     def generate() -> float:
-        options = {"do_sample": False, "pad_token_id": 0, "eos_token_id": -1}
-        long = once(lambda: plain.generate(prompt, max_new_tokens=setting.new_tokens + 1, **options))
-        return long - once(lambda: plain.generate(prompt, max_new_tokens=1, **options))
+        def write(n: int) -> float:
+            return once(lambda: plain.generate(prompt, max_new_tokens=n, min_new_tokens=n, do_sample=False))
+
+        return write(setting.new_tokens + 1) - write(1)
 
     times = in_turn(
         {
@@ -102,7 +110,7 @@ def decoding(setting: Setting) -> Result:
 def eviction(setting: Setting) -> Result:
     """Prefill, with and without what is captured, and the evictions against it."""
     model, ids, state = setting.engine.model, setting.ids, setting.state
-    tokens = torch.tensor([ids])
+    tokens = torch.tensor([ids], device=model.device)
 
     def plain() -> None:
         with torch.no_grad():

@@ -6,6 +6,8 @@ import json
 import subprocess
 from pathlib import Path
 
+from kvviz.exceptions import KvvizError
+
 POLICIES = ("sink", "knorm", "keydiff", "expected_attention", "snapkv", "tova", "pyramidkv", "adakv")
 """The eight policies of the sweep; each exists on both sides."""
 
@@ -40,8 +42,11 @@ class Peer:
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         if not answer:
-            raise RuntimeError("The peer ended. Is kvpress 0.5.5 installed in the Python that --peer names?")
-        return json.loads(answer)
+            raise KvvizError("The peer ended. Is kvpress 0.5.5 installed in the Python that --peer names?")
+        answer = json.loads(answer)
+        if "error" in answer:
+            raise KvvizError(f"The peer failed: {answer['error']}")
+        return answer
 
     def close(self) -> None:
         """End the process."""

@@ -46,12 +46,15 @@ def main() -> None:
     print(json.dumps({"kvpress": getattr(kvpress, "__version__", "")}), file=answers, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        press = made[request["policy"]](request["ratio"])
-        began = time.perf_counter()
-        result = pipeline(
-            setup["context"], question=setup["question"], press=press, max_new_tokens=request["max_new_tokens"]
-        )
-        answer = {"seconds": time.perf_counter() - began, "text": result["answer"]}
+        try:
+            press = made[request["policy"]](request["ratio"])
+            began = time.perf_counter()
+            result = pipeline(
+                setup["context"], question=setup["question"], press=press, max_new_tokens=request["max_new_tokens"]
+            )
+            answer = {"seconds": time.perf_counter() - began, "text": result["answer"]}
+        except Exception as error:  # whatever kvpress raises is the benchmark's news
+            answer = {"error": f"{request}: {type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)
 
 

@@ -45,17 +45,25 @@ def run(options: Namespace) -> None:
         if not options.only or function.__name__ in options.only:
             print(f"measuring {function.__name__.replace('_', ' ')} ...", file=sys.stderr, flush=True)
             results |= function(setting)
-    markdown = report.table(results) + "\n\n" + report.parts(results) + "\n"
-    data = {"machine": where, "results": {k: {"value": v, "spread": s, "parts": p} for k, (v, s, p) in results.items()}}
+            _write(options.out, where, results, {})
+    growths = {}
     if not options.only or "growth" in options.only:
         print("measuring growth ...", file=sys.stderr, flush=True)
         ids = setting.engine.tokenizer(text, add_special_tokens=False)["input_ids"]
-        data["lengths"], data["rows"] = growth.by_length(setting.engine, ids), growth.by_rows(setting.engine, ids)
-        markdown += "\n" + report.growth_tables(data["lengths"], data["rows"]) + "\n"
+        growths = {"lengths": growth.by_length(setting.engine, ids), "rows": growth.by_rows(setting.engine, ids)}
     if setting.peer:
         setting.peer.close()
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "table.md").write_text(markdown, encoding="utf-8")
-    (options.out / "results.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    print(", ".join(f"{name} {value}" for name, value in where.items()))
-    print(markdown)
+    print(_write(options.out, where, results, growths))
+
+
+def _write(folder: Path, where: dict, results: dict, growths: dict) -> str:
+    """Write table.md and results.json, as far as they go; the table."""
+    markdown = f"{', '.join(f'{name} {value}' for name, value in where.items())}\n\n{report.table(results)}\n\n"
+    markdown += report.parts(results) + "\n"
+    if growths:
+        markdown += "\n" + report.growth_tables(growths["lengths"], growths["rows"]) + "\n"
+    plain = {key: {"value": value, "spread": spread, "parts": parts} for key, (value, spread, parts) in results.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "table.md").write_text(markdown, encoding="utf-8")
+    (folder / "results.json").write_text(json.dumps({"machine": where, "results": plain, **growths}, indent=1) + "\n")
+    return markdown
