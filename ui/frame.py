@@ -53,7 +53,7 @@ def link(experiment: Experiment) -> str:
     """The address of this page with the experiment in it, and what the page has there of its own (a token, a step)."""
     place = urlsplit(st.context.url or "")
     own = {key: st.query_params.get_all(key) for key in st.query_params if key not in PARAMETERS}
-    return f"{place.scheme}://{place.netloc}{place.path}?{urlencode(to_query(experiment) | own, doseq=True)}"
+    return f"{place.scheme}://{place.netloc}{place.path or '/'}?{urlencode(to_query(experiment) | own, doseq=True)}"
 
 
 def chart(figure: go.Figure, key: str, alt: str, on_select: Callable | str | None = None):

@@ -195,7 +195,16 @@ class Tab:
         return self.settle()
 
 
-PATHS = {"Compare": "", "Tour": "tour", "Values": "values", "Capacity": "capacity", "Heads": "heads", "Tokens": "tokens"}
+PATHS = {
+    "Compare": "",
+    "Tour": "tour",
+    "Values": "values",
+    "Capacity": "capacity",
+    "Heads": "heads",
+    "Tokens": "tokens",
+    "Long generation": "long",
+    "Studies": "studies",
+}
 """Page -> its address."""
 
 
