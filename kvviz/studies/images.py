@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from plotly.offline import get_plotlyjs
+
 from kvviz.studies import STUDIES, StudyError, StudyResult
 
 CHROMIUM = Path("/usr/bin/chromium")
 WIDTH = 1100
+DRAW = "json => { const f = JSON.parse(json); return Plotly.react('figure', f.data, f.layout, {staticPlot: true}); }"
 
 
 def images(results: Sequence[StudyResult], folder: Path) -> list[Path]:
@@ -32,11 +35,11 @@ def images(results: Sequence[StudyResult], folder: Path) -> list[Path]:
         except Error as error:
             raise StudyError("Images need a browser: playwright install chromium, or leave --images out.") from error
         page = browser.new_page(viewport={"width": WIDTH + 20, "height": 900}, device_scale_factor=1.5)
+        page.set_content(f"<script>{get_plotlyjs()}</script><div id='figure'></div>")
         for result in results:
             figure = STUDIES[result.study].figure(result).update_layout(width=WIDTH, paper_bgcolor="white")
-            page.set_content(figure.to_html(include_plotlyjs=True, config={"staticPlot": True}))
-            page.wait_for_selector(".main-svg")
+            page.evaluate(DRAW, figure.to_json())
             made.append(folder / f"results-{result.study}.png")
-            page.locator(".plotly-graph-div").screenshot(path=str(made[-1]))
+            page.locator("#figure").screenshot(path=str(made[-1]))
         browser.close()
     return made
