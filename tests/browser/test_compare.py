@@ -66,7 +66,7 @@ def test_nothing_moves_while_it_streams(open_tab):
 
 def test_a_link_opens_the_same_view_elsewhere(open_tab):
     one = open_tab().open("/?tokens=16")
-    one.page.get_by_role("button", name="KeyDiff").click()
+    one.page.get_by_test_id("stSidebar").get_by_role("button", name="KeyDiff").first.click()
     one.settle()
     one.page.locator(".st-key-stop").get_by_text("128", exact=True).click()
     one.settle()
@@ -94,7 +94,7 @@ def test_cancel_while_it_writes(open_tab):
     tab.press("Cancel")
     tab.page.get_by_text("Cancelled").wait_for()
     tab.settle()
-    assert tab.page.get_by_role("button", name="Run").is_enabled()
+    assert tab.page.get_by_role("button", name="Run").first.is_enabled()
     assert tab.cards()["full"].strip()
 
 
