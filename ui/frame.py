@@ -53,6 +53,8 @@ def link(experiment: Experiment) -> str:
     """The address of this page with the experiment in it, and what the page has there of its own (a token, a step)."""
     place = urlsplit(st.context.url or "")
     own = {key: st.query_params.get_all(key) for key in st.query_params if key not in PARAMETERS}
+    if place.path.endswith("tokens") and st.session_state.get("token") is not None:
+        own["token"] = [st.session_state["token"]]  # the address follows only after the page is drawn
     return f"{place.scheme}://{place.netloc}{place.path or '/'}?{urlencode(to_query(experiment) | own, doseq=True)}"
 
 

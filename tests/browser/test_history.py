@@ -13,7 +13,7 @@ SHORT = "/?preset=code&policies=sink&policies=keydiff&tokens=8&budget="
 
 def choose(tab: driver.Tab, label: str, option: str) -> None:
     """Choose in a box of the popover Runs."""
-    tab.page.get_by_test_id("stPopoverBody").get_by_label(label).click()
+    tab.page.get_by_test_id("stPopoverBody").get_by_role("combobox", name=label).click()
     tab.page.get_by_role("option").filter(has_text=option).first.click()
     tab.settle()
 
