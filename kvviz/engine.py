@@ -210,4 +210,3 @@ class Engine:
         while len(self._states) > 1 and sum(s.bytes for s in self._states.values()) > self.state_bytes:
             self._states.popitem(last=False)
         return state
-

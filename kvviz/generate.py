@@ -137,13 +137,17 @@ class Generation:
                 row = self.rows[index + known]
                 row.seconds["decode"] = time.perf_counter() - began
                 row.token_ids.append(token)
-                row.finish = "end" if token in self.eos else "length" if len(row.token_ids) == self.max_new_tokens else ""
+                row.finish = (
+                    "end" if token in self.eos else "length" if len(row.token_ids) == self.max_new_tokens else ""
+                )
                 yield Token(index + known, token, self._readable(row, shown, index + known))
             for shadow, value in step.kl.items():
                 self.rows[shadow - len(shadows)].kl.append(value)
             if live:
                 self._note_cache(cache, step, number)
-            yield Doing((number + 1) / self.max_new_tokens, f"Writing token {number + 1} of at most {self.max_new_tokens}")
+            yield Doing(
+                (number + 1) / self.max_new_tokens, f"Writing token {number + 1} of at most {self.max_new_tokens}"
+            )
 
     def _readable(self, row: Row, shown: list[str], number: int) -> str:
         """What the newest token adds to the text that can be read (a character may take several tokens)."""

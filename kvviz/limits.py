@@ -46,9 +46,13 @@ class Limits:
     def check_run(self, new_tokens: int, policies: int) -> None:
         """Raise PromptError if a run is larger than this server allows."""
         if self.new_tokens is not None and new_tokens > self.new_tokens:
-            raise PromptError(f"This server writes {self.new_tokens:,} tokens at most in a run; {new_tokens:,} were asked for.")
+            raise PromptError(
+                f"This server writes {self.new_tokens:,} tokens at most in a run; {new_tokens:,} were asked for."
+            )
         if self.policies is not None and policies > self.policies:
-            raise PromptError(f"This server runs {self.policies} policies at most side by side; {policies} were asked for.")
+            raise PromptError(
+                f"This server runs {self.policies} policies at most side by side; {policies} were asked for."
+            )
 
     def check_kv(self, n_bytes: int, what: str) -> None:
         """Raise OutOfMemory if keys and values would take more than a job may hold."""
