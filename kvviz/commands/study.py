@@ -57,7 +57,7 @@ def run(options: Namespace) -> None:
     names = list(STUDIES) if options.all else options.study
     if options.missing and options.out:
         names = [name for name in names if not (options.out / f"{name}.json").exists()]
-    if not names and not options.report:
+    if not names and not (options.report or options.images):
         raise StudyError(f"Name a study, or --all. There are {', '.join(STUDIES)}.")
     requests = [request(options, name) for name in names]
     if requests:

@@ -40,6 +40,6 @@ def images(results: Sequence[StudyResult], folder: Path) -> list[Path]:
             figure = STUDIES[result.study].figure(result).update_layout(width=WIDTH, paper_bgcolor="white")
             page.evaluate(DRAW, figure.to_json())
             made.append(folder / f"results-{result.study}.png")
-            page.locator("#figure").screenshot(path=str(made[-1]))
+            page.locator("#figure .svg-container").screenshot(path=str(made[-1]))
         browser.close()
     return made

@@ -136,6 +136,7 @@ def test_a_text_of_ones_own(open_tab):
     upload.set_input_files({"name": "x.txt", "mimeType": "text/plain", "buffer": text.encode()})
     tab.page.get_by_text(re.compile(r"[\d,]+ of 8,192 tokens")).nth(1).wait_for()
     tab.page.get_by_role("button", name="Use this text").click()
+    tab.page.get_by_test_id("kv-words").filter(has_text="A text of your own").wait_for(timeout=driver.RUN)
     tab.settle()
     assert "A text of your own" in tab.words() and "preset=own" in tab.page.url and "swordfish" not in tab.page.url
     tab.run()
