@@ -108,8 +108,8 @@ def capacity_of_sets(K: Tensor, V: Tensor, sets: Tensor) -> Tensor:
             entries = take(both, index)
             if int(count.min()) < most:
                 entries = entries * changed.gather(1, index)[..., None]
-            gram = torch.baddbmm(gram, entries.mT, entries, alpha=sign)
-        grams.append(gram)
+            gram.baddbmm_(entries.mT, entries, alpha=sign)
+        grams.append(gram.clone())
         before = now
     gram, d = torch.stack(grams), K.shape[-1]  # [S, H, d + dv, d + dv]
     S = gram[..., d:, :d]

@@ -38,7 +38,7 @@ __all__ = [
     "steps",
 ]
 
-SHARES = (0.0, 0.25, 0.5, 0.625, 0.75, 0.8125, 0.875, 0.9, 0.925, 0.95, 0.975, 0.99)
+SHARES = (0.0, 0.25, 0.5, 0.65, 0.75, 0.85, 0.9, 0.95, 0.975, 0.99)
 """Shares removed at which the capacity curves are worked out."""
 
 

@@ -33,6 +33,9 @@ class Bounded:
                     self._bytes -= self._items.popitem(last=False)[1][1]
             return self._items[key][0]
 
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._items
+
     def __len__(self) -> int:
         return len(self._items)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -17,6 +19,9 @@ from kvviz.prefill import Progress
 COARSE = 2
 """Policies that evict step by step get every second point of the mean curve: each costs an eviction of its own."""
 
+WORKERS = 4
+"""Layers that are worked out side by side, at most."""
+
 
 def capacity_curves(
     store: Store,
@@ -29,7 +34,7 @@ def capacity_curves(
 
     Args:
         only: (layer, KV head): work out this head alone, the rest is NaN.
-        progress: told the share done of a policy, and the policy, where something is not in memory yet.
+        progress: told the share done of a policy, and the policy, while something is not in memory yet.
     """
     n = store.state.n_tokens
     budgets = budgets_of(shares, n)
@@ -64,21 +69,33 @@ def _shares(
     chosen = [budgets[i] for i in wanted]
     key = (policy.scorer, policy.allocation, policy.sinks, policy.recent, tuple(chosen))
     which = slice(None) if only is None else slice(only[1], only[1] + 1)
+    indices = [index for index in store.open_layers if only is None or index == only[0]]
     whole = np.where(np.array(budgets) >= store.state.n_tokens, 1.0, np.nan)
-    for number, index in enumerate(store.open_layers):
-        if only is not None and index != only[0]:
-            continue
+    for index in indices:
         found[:, :, index, which] = 1.0 if policy.keeps_all else whole[None, :, None]
-        if chosen and not policy.keeps_all:
-            full = store.result(("full capacity", index, only), lambda i=index: _full(store, i, which))
+    if policy.keeps_all or not chosen:
+        return found
 
-            def work(index: int = index, share: float = number / len(store.open_layers)) -> np.ndarray:
-                if progress is not None:
-                    progress(share, policy.label)
-                return _layer(store, policy, chosen, index, which)
+    def work(index: int) -> np.ndarray:
+        full = store.result(("full capacity", index, only), lambda: _full(store, index, which))
+        return store.result(("capacity", key, index, only), lambda: _layer(store, policy, chosen, index, which)) / full
 
-            found[:, wanted, index, which] = store.result(("capacity", key, index, only), work) / full
+    missing = [index for index in indices if not store.holds(("capacity", key, index, only))]
+    for number, _ in enumerate(_in_parallel(work, missing), start=1):
+        if progress is not None:
+            progress(number / len(missing), policy.label)
+    for index in indices:
+        found[:, wanted, index, which] = work(index)
     return found
+
+
+def _in_parallel(work: Callable[[int], np.ndarray], indices: list[int]) -> Iterator[np.ndarray]:
+    """The layers' results in order. Each is many small steps, so layers side by side use the cores better than PyTorch can."""
+    if len(indices) < 2:
+        yield from map(work, indices)
+        return
+    with ThreadPoolExecutor(min(WORKERS, os.cpu_count() or 1)) as pool:
+        yield from pool.map(work, indices)
 
 
 def _layer(store: Store, policy: Policy, budgets: list[int], index: int, which: slice) -> np.ndarray:

@@ -55,6 +55,10 @@ class Store:
         """A finished result, from memory if it is there."""
         return self._results.get(key, make)
 
+    def holds(self, key: tuple) -> bool:
+        """Whether a result is in memory."""
+        return key in self._results
+
     def texts(self, decode: Callable[[list[int]], str]) -> list[str]:
         """The prompt's tokens one by one as people read them: a space is "·", a line break "↵".
 
