@@ -37,8 +37,9 @@ def is_dark() -> bool:
 
 def head(title: str, experiment: Experiment) -> None:
     """The page's title, the experiment in one line, and its link."""
-    row = st.container(horizontal=True, vertical_alignment="bottom", gap="small", key="title")
-    row.html(html.heading(title, experiment.words()))
+    left, right = st.columns([3, 1], vertical_alignment="bottom", gap="small")
+    left.html(html.heading(title, experiment.words()))
+    row = right.container(horizontal=True, horizontal_alignment="right", gap="small", key="title")
     with row:
         glossary()
     with row.popover("Link", icon=":material/link:", type="tertiary", help="This view, to be opened elsewhere"):
