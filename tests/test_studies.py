@@ -210,6 +210,12 @@ def test_bytes_of_the_moments_are_measured(engine, results):
         assert row["moments_bytes"] == wanted
 
 
+@pytest.mark.parametrize("name", [name for name, each in STUDIES.items() if "samples" in each.settings])
+def test_several_samples_have_a_finding(engine, name):
+    made = STUDIES[name].run(engine, small(name) | {"samples": 2})
+    assert STUDIES[name].finding(made) and STUDIES[name].figure(made).data
+
+
 def test_a_budget_of_everything_has_no_divergence(engine):
     made = STUDIES["components"].run(engine, small("components") | {"budgets": (4096,)})
     assert max(row["kl"] for row in made.rows) == pytest.approx(0, abs=1e-5)

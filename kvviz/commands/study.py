@@ -91,11 +91,11 @@ def _measure(requests: list[StudyRequest], options: Namespace) -> None:
         events = each.run(engine, tell)
         (result,) = [event.run for event in events if isinstance(event, Finished)]
         tell(1.0, "")
-        print(f"{each.study}: {study(each.study).finding(result)} ({result.config['seconds']:g} s)", flush=True)
         if options.out:
             options.out.mkdir(parents=True, exist_ok=True)
             (options.out / f"{each.study}.json").write_text(result.to_json(), encoding="utf-8")
             (options.out / f"{each.study}.csv").write_text(result.to_csv(), encoding="utf-8")
+        print(f"{each.study}: {study(each.study).finding(result)} ({result.config['seconds']:g} s)", flush=True)
 
 
 def results(folder: Path) -> list[StudyResult]:

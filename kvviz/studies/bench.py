@@ -281,7 +281,7 @@ def by(rows: Iterable[Row], *keys: str) -> dict[Any, list[Row]]:
 
 def averages(rows: Iterable[Row], value: str, *keys: str) -> dict[Any, float]:
     """Mean of a column in every group that has it."""
-    found = {key: mean(row[value] for row in group) for key, group in by(rows, *keys).items()}
+    found = {key: mean(row.get(value) for row in group) for key, group in by(rows, *keys).items()}
     return {key: each for key, each in found.items() if each is not None}
 
 

@@ -54,13 +54,11 @@ def _setting(results: Sequence[StudyResult]) -> str:
         return "No results yet."
     config = results[0].config
     versions = ", ".join(f"{name} {version}" for name, version in config["versions"].items())
-    total = sum(result.config["seconds"] for result in results)
     return (
         f"Model {config['model']}, revision `{config['revision']}`, {config['dtype']} on {config['device']} with "
-        f"{config['threads']} "
-        f"thread(s); {versions}; {len(results)} studies in {total / 60:.0f} minutes together. Times were measured "
-        "while other work "
-        "ran on the same two cores, where a study says that its numbers are times."
+        f"{config['threads']} thread(s); {versions}; {len(results)} studies. Seconds are wall time on a machine that other work "
+        "shared, and that now and then stopped these runs altogether: they are no measure of how long a study takes, and the "
+        "times of the cost studies are not clean."
     )
 
 
