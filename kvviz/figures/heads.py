@@ -36,7 +36,9 @@ def head_map(
     plain = dict(showgrid=False, zeroline=False, fixedrange=True)
     rows = dict(range=[layers - 0.5, -0.5], tickvals=list(range(0, layers, every)), title=dict(text="layer"), **plain)
     columns = dict(domain=[0, LEFT], dtick=1 if heads <= 16 else 4, title=dict(text="query head"), **plain)
-    spread = dict(domain=[LEFT + 0.02, 1], anchor="y", title=dict(text="by layer"), fixedrange=True, nticks=4)
+    spread = dict(domain=[LEFT + 0.02, 1], anchor="y", fixedrange=True, nticks=4)
+    under = dict(text="by layer", x=(LEFT + 1.02) / 2, xref="paper", y=0, yref="paper", yanchor="top", yshift=-24)
+    under |= dict(showarrow=False, font=dict(color=style.muted(dark), size=13))
     return style.draw(
         [
             _heatmap(values, about.signed or other is not None, about.symbol, measure, dark),
@@ -49,7 +51,7 @@ def head_map(
         xaxis2=spread,
         yaxis=rows,
         shapes=[bar | dict(line=dict(color=style.paper(dark), width=3)) for bar in bars],
-        annotations=_sliding_notes(data),
+        annotations=[under, *_sliding_notes(data)],
         hovermode="closest",
         hoverdistance=-1,
         uirevision=measure,
