@@ -28,7 +28,13 @@ def controls(current: jobs.Task | None, record: jobs.Record | None) -> None:
             shortcut="ctrl+enter",
             help=experiment.fault or "Read the prompt, evict, and write under every policy.",
         )
-        st.button("Cancel", key="cancel", on_click=current.job.cancel if running else None, disabled=not running)
+        st.button(
+            "Cancel",
+            key="cancel",
+            on_click=current.job.cancel if running else None,
+            disabled=not running,
+            help="Stops between two layers or two tokens; what is written so far stays.",
+        )
         st.select_slider(
             "New tokens",
             sorted({*LENGTHS, st.session_state.tokens}),

@@ -76,4 +76,11 @@ st.caption(
 left, right = st.columns([3, 1], vertical_alignment="bottom")
 with left:
     layer, head = ui.head_picker(experiment, *data[measure].shape)
-right.button("Open in Values", key="open", on_click=choose, args=(layer, head), width="stretch")
+right.button(
+    "Open in Values",
+    key="open",
+    on_click=choose,
+    args=(layer, head),
+    width="stretch",
+    help="Shows this layer and head on the page Values.",
+)

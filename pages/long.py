@@ -51,7 +51,13 @@ def controls(running: bool) -> None:
             shortcut="ctrl+enter",
             help=wrong or "Read the prompt, evict, and go on evicting while every policy writes.",
         )
-        st.button("Cancel", key="cancel", on_click=task.job.cancel if running else None, disabled=not running)
+        st.button(
+            "Cancel",
+            key="cancel",
+            on_click=task.job.cancel if running else None,
+            disabled=not running,
+            help="Stops between two layers or two tokens; what is written so far stays.",
+        )
         st.number_input(
             "New tokens",
             1,

@@ -99,4 +99,10 @@ st.caption(
 )
 if reason.attention is None:
     st.caption("How much attention the full cache's answer pays to the token is known once it has written one.")
-    st.button("Write a short answer", key="read", on_click=jobs.start, args=(experiment.generate, experiment))
+    st.button(
+        "Write a short answer",
+        key="read",
+        on_click=jobs.start,
+        args=(experiment.generate, experiment),
+        help="The full cache answers once, so that its queries are known.",
+    )

@@ -76,6 +76,7 @@ def _stops(made: Experiment) -> None:
             label_visibility="collapsed",
             width="stretch",
             on_change=lambda: st.session_state.stop and set_size(Size(st.session_state.stop, made.unit)),
+            help="Budgets at which the papers measured, one click each.",
         )
 
 

@@ -50,10 +50,16 @@ def edit(made: Experiment) -> None:
         help="Written for the model, after the question. Small models need them to come to the point.",
     )
     with st.container(horizontal=True):
-        if st.button("Use this text", type="primary", key="use", disabled=bool(fault)):
+        if st.button(
+            "Use this text",
+            type="primary",
+            key="use",
+            disabled=bool(fault),
+            help="Takes the text as the prompt. Policies and budget stay as they are.",
+        ):
             _use(made)
             st.rerun()
-        if st.button("Leave as it was", key="leave"):
+        if st.button("Leave as it was", key="leave", help="Closes without a change."):
             forget()
             st.rerun()
 

@@ -133,7 +133,13 @@ def bar(current: Task, key: str) -> None:
     left, right = st.columns([5, 1], vertical_alignment="bottom")
     with left:
         live()
-    right.button("Cancel", key=key, on_click=current.job.cancel, width="stretch")
+    right.button(
+        "Cancel",
+        key=key,
+        on_click=current.job.cancel,
+        width="stretch",
+        help="Stops between two layers or two tokens; what is written so far stays.",
+    )
 
 
 def line(job: Job) -> str:
@@ -175,7 +181,14 @@ def prompt_state(experiment: Experiment, probes: bool = False) -> PromptState:
             outcome(current)
         what = "write a short answer from the full cache" if probes else "read the prompt"
         st.markdown(f"This page shows what happens inside the cache. For that the model has to {what} once.")
-        st.button("Read the prompt", type="primary", key="read", on_click=_read, args=(experiment, probes))
+        st.button(
+            "Read the prompt",
+            type="primary",
+            key="read",
+            on_click=_read,
+            args=(experiment, probes),
+            help="The model reads the text once; the pages then look into its cache without running it again.",
+        )
     st.stop()
 
 

@@ -67,7 +67,14 @@ def popover(slot: str) -> None:
         for name, value in _values(mine).items():
             _option(slot, name, value, _values(published(slot)).get(name, value))
         with st.container(horizontal=True):
-            st.button("As published", key=f"{slot}:reset", on_click=_reset, args=(slot,), disabled=not mine.changes())
+            st.button(
+                "As published",
+                key=f"{slot}:reset",
+                on_click=_reset,
+                args=(slot,),
+                disabled=not mine.changes(),
+                help="All options of this policy back to their published values.",
+            )
             full = len(state.chosen) >= MAX_POLICIES
             st.button(
                 "Compare with itself",

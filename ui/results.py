@@ -44,7 +44,14 @@ def token_diff(run: Run) -> None:
     st.subheader("Token diff", anchor=False)
     labels = [row.label for row in run.rows]
     with st.container(horizontal=True, vertical_alignment="bottom", key="diff_controls"):
-        first = st.selectbox("From", range(len(labels)), format_func=labels.__getitem__, key="diff_from", width=260)
+        first = st.selectbox(
+            "From",
+            range(len(labels)),
+            format_func=labels.__getitem__,
+            key="diff_from",
+            width=260,
+            help="The text that the other one is compared with.",
+        )
         second = st.selectbox(
             "To",
             range(len(labels)),
@@ -52,8 +59,16 @@ def token_diff(run: Run) -> None:
             key="diff_to",
             width=260,
             index=min(1, len(labels) - 1),
+            help="The text that is compared with it.",
         )
-        how = st.segmented_control("Shown", (BESIDE, INLINE), key="diff_how", default=BESIDE, required=True)
+        how = st.segmented_control(
+            "Shown",
+            (BESIDE, INLINE),
+            key="diff_how",
+            default=BESIDE,
+            required=True,
+            help="Two texts beside each other, or one with both marked.",
+        )
     a, b = run.rows[first], run.rows[second]
     stretches = diff.parts(a.token_ids, b.token_ids)
     st.html(_inline(a, b, stretches) if how == INLINE else _beside(a, b, stretches))

@@ -116,7 +116,13 @@ def _status(made: Experiment) -> None:
         if task and task.experiment.model == made.model and task.job.error:
             st.error(html.plain(task.job.error))
         st.caption(_other(made.model))
-        st.button("Load", key="load", on_click=_load, width="stretch")
+        st.button(
+            "Load",
+            key="load",
+            on_click=_load,
+            width="stretch",
+            help="Loads the model; another one that is loaded makes room for it.",
+        )
     else:
         st.html(html.model_facts(engine.loaded) + html.memory_bar(memory.of(engine.loaded), made))
     _queue()
@@ -172,7 +178,12 @@ def _prompt() -> None:
                 on_change=take_preset,
                 help="Six texts that show different things. Edit opens the text, for reading, changing, pasting or uploading.",
             )
-            st.button("Edit", key="edit", on_click=lambda: state.update(_editing=True))
+            st.button(
+                "Edit",
+                key="edit",
+                on_click=lambda: state.update(_editing=True),
+                help="Opens the text: read it, change it, paste another, upload a file.",
+            )
         made = experiment()
         if state.pop("_editing", False):
             edit(made)
