@@ -454,7 +454,16 @@ def test_finding_on_costs():
     assert cost.judge_time(rows(1.0, 2.0)).startswith(PARTLY)
     assert cost.judge_time(rows(2.0, 2.0)).startswith(DIFFERS)
     orders = [
-        {"order": order, "kl": kl, "ms": ms, "budget": 128, "added_percent": 50.0, "moments_bytes": 2**20}
+        {
+            "order": order,
+            "kl": kl,
+            "ms": ms,
+            "budget": 128,
+            "added_percent": 50.0,
+            "moments_bytes": 2**20,
+            "ms_low": ms - 0.1,
+            "ms_high": ms + 0.1,
+        }
         for order, kl, ms in (("no correction", 0.3, 10.0), ("order 0", 0.2, 11.0), ("order 1", 0.1, 12.0))
     ]
     assert cost.judge_orders(orders).startswith(AGREES) and "+2.00 ms" in cost.judge_orders(orders)

@@ -199,12 +199,15 @@ def judge_orders(rows: Sequence[Row]) -> str:
     corrected = [row for row in rows if row["order"] == "order 1"]
     share = {budget: mean(r["added_percent"] for r in group) for budget, group in by(corrected, "budget").items()}
     verdict = AGREES if one > zero > 0 else PARTLY if max(one, zero) > 0 else DIFFERS
+    spread = mean(row["ms_high"] - row["ms_low"] for row in rows if "ms_low" in row)
+    noise = ", less than the spread of the repeats" if abs(ms["order 1"] - ms["no correction"]) < spread else ""
+    noise = ", which is noise" if ms["order 1"] < ms["no correction"] else noise
     shares = listed(f"{number(value)}% of what is kept at {budget}" for budget, value in share.items())
     added = f"{signed(ms['order 1'] - ms['no correction'])} ms a token (order 0: {signed(ms['order 0'] - ms['no correction'])})"
     return (
         f"{verdict}: the mean KL of {number(kl['no correction'])} falls by {signed(zero, 3)} with order 0 and "
         f"{signed(one, 3)} with order 1; "
-        f"order 1 adds {size_words(corrected[0]['moments_bytes'])}, {shares}, and {added}."
+        f"order 1 adds {size_words(corrected[0]['moments_bytes'])}, {shares}, and {added}{noise}."
     )
 
 
@@ -231,9 +234,11 @@ COST = Study(
     doubt=(
         "d² + 2d + 1 numbers a head are 16,641 at d = 128: 65 KV pairs in 16 bits, not the 128 of table 5 (130 "
         "would be fp32). On "
-        "Llama-3.1-8B that is 8.5 MB, half of the 16.8 MB kept at L = 128; 4.1 MB and 6.4% fit neither, and 6.4% "
-        "would be a cache of "
-        "64 MB, L near 490. kvviz keeps all four sums in fp32 whatever the order, so order 0 costs as many bytes here as order 1."
+        "Llama-3.1-8B that is 8.1 MiB, 51% of the 16 MiB kept at L = 128. The 4.1 MB of table 4 are half of it, "
+        "and its 6.4% are 4.1 "
+        "of 64 MiB, which is the cache at L = 512. kvviz keeps all four sums in fp32 whatever the order, so "
+        "order 0 costs as many "
+        "bytes here as order 1."
     ),
     timings=True,
 )

@@ -100,6 +100,10 @@ LIVE = Study(
         )
     ),
     judge=judge_live,
+    doubt=(
+        "As published CapKV, EA, KeyDiff and Knorm protect no recent entries, so that they can drop the words that were just "
+        "written, while Sink and MomentKV cannot: give all the same, such as capkv:recent=32, to compare the scores alone."
+    ),
 )
 
 
