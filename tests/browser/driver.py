@@ -169,9 +169,8 @@ class Tab:
 
     def cards(self) -> dict[str, str]:
         """Policy -> text, of the cards (a method that stands there twice counts once)."""
-        cards = self.page.locator(".kv-card")
-        names = cards.evaluate_all("cards => cards.map(card => card.dataset.policy)")
-        return dict(zip(names, cards.locator(".kv-text").all_inner_texts(), strict=True))
+        read = "cards => cards.map(card => [card.dataset.policy, card.querySelector('.kv-text').innerText])"
+        return dict(self.page.locator(".kv-card").evaluate_all(read))
 
     def words(self) -> str:
         """The experiment in one line."""

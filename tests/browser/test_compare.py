@@ -6,6 +6,7 @@ import re
 import time
 
 import pytest
+from playwright import sync_api
 
 from kvviz import report
 from tests.browser import driver
@@ -134,7 +135,8 @@ def test_a_text_of_ones_own(open_tab):
     tab.page.get_by_text("not UTF-8 text").wait_for()
     text = "<script>document.title = 'broken'</script> The password of the door is swordfish. " * 5
     upload.set_input_files({"name": "x.txt", "mimeType": "text/plain", "buffer": text.encode()})
-    tab.page.get_by_text(re.compile(r"[\d,]+ of 8,192 tokens")).nth(1).wait_for()
+    sync_api.expect(tab.page.get_by_role("textbox", name="Text", exact=True)).to_have_value(text)
+    tab.settle()
     tab.page.get_by_role("button", name="Use this text").click()
     tab.page.get_by_test_id("kv-words").filter(has_text="A text of your own").wait_for(timeout=driver.RUN)
     tab.settle()
