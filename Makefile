@@ -9,7 +9,7 @@ PEER := .peer
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help run install test bench lint format screenshots clean
+.PHONY: help run install test bench lint format screenshots slider clean
 
 help:
 	@echo "make run          the dashboard on http://localhost:$(PORT) (another port: make run PORT=8600)"
@@ -17,6 +17,7 @@ help:
 	@echo "make bench        speed and memory on this machine, beside kvpress (in $(PEER))"
 	@echo "make lint         what ruff has to say; make format applies it"
 	@echo "make screenshots  pictures of every page"
+	@echo "make slider       how long the budget's slider takes in the browser"
 	@echo "make install      only the set-up, into $(VENV)"
 	@echo "make clean        remove $(VENV) and $(PEER)"
 
@@ -39,6 +40,9 @@ format: $(VENV)/dev.stamp
 
 screenshots: $(VENV)/dev.stamp
 	$(BIN)/python tests/browser/screenshots.py $(ARGS)
+
+slider: $(VENV)/dev.stamp
+	$(BIN)/python tests/browser/slider.py
 
 clean:
 	rm -rf $(VENV) $(PEER)

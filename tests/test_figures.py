@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import re
+from dataclasses import replace
 
 import numpy as np
 import plotly.graph_objects as go
@@ -57,15 +59,23 @@ def texts(figure: go.Figure) -> str:
 
 @BOTH
 def test_every_value_is_on_the_plane_once_on_its_side(view, dark):
-    evicted, kept = valid(values.plane(view, dark=dark)).data
+    evicted, sign, kept = valid(values.plane(view, dark=dark)).data
     assert (len(kept.x), len(evicted.x)) == (20, view.n_tokens - 20)
-    assert (kept.name, evicted.name) == ("kept: 20", f"evicted: {view.n_tokens - 20}")
+    assert (kept.name, sign.name) == ("kept: 20", f"evicted: {view.n_tokens - 20}")
     for trace, side in ((kept, view.kept), (evicted, ~view.kept)):
         assert np.array_equal(np.stack([trace.x, trace.y], 1), view.points[side])
         assert np.array_equal(trace.customdata, np.stack([view.positions, view.scores], 1)[side].astype(np.float32))
-        assert trace.type == "scattergl" and trace.x.dtype == np.float32
+        assert trace.x.dtype == np.float32
     assert kept.marker.symbol == "circle" and kept.marker.color == style.colour("capkv", dark)
-    assert evicted.marker.symbol == "x-thin"
+    assert evicted.mode == "none" and sign.marker.symbol == "x-thin-open"
+
+
+def test_what_is_evicted_is_one_shape_with_a_cross_at_every_point(view):
+    (shape,) = values.plane(view).layout.shapes
+    strokes = re.findall(r"M([^,]+),([^L]+)L([^,]+),([^M]+)", shape.path)
+    middles = np.array(strokes, dtype=float).reshape(-1, 2, 2, 2).mean(2)
+    assert np.allclose(middles, view.points[~view.kept][:, None], atol=2e-3 * np.ptp(view.y_range))
+    assert not values.plane(replace(view, kept=np.ones_like(view.kept))).layout.shapes
 
 
 def test_axes_do_not_depend_on_the_budget_or_the_policy(numbers):
@@ -76,7 +86,7 @@ def test_axes_do_not_depend_on_the_budget_or_the_policy(numbers):
 
 def test_tokens_are_on_the_hover_and_harmless(view):
     words = ["<b>&</b>", *(f"t{i}" for i in range(1, view.n_tokens))]
-    evicted, kept = valid(values.plane(view, words)).data
+    evicted, _, kept = valid(values.plane(view, words)).data
     shown = dict(zip(kept.customdata[:, 0], kept.text, strict=True))
     shown |= dict(zip(evicted.customdata[:, 0], evicted.text, strict=True))
     assert shown[0] == "&lt;b&gt;&amp;&lt;/b&gt;" and shown[5] == "t5" and len(shown) == view.n_tokens
@@ -84,8 +94,8 @@ def test_tokens_are_on_the_hover_and_harmless(view):
 
 def test_long_prompts_draw_every_kept_entry_and_at_most_so_many(view, monkeypatch):
     monkeypatch.setattr(values, "MAX_POINTS", 50)
-    evicted, kept = values.plane(view).data
-    assert len(kept.x) == 20 and len(evicted.x) <= 30 and "one in" in evicted.name
+    evicted, sign, kept = values.plane(view).data
+    assert len(kept.x) == 20 and len(evicted.x) <= 30 and "one in" in sign.name
 
 
 @BOTH
@@ -144,6 +154,21 @@ def test_the_strip_holds_every_policys_curve_and_the_budget(numbers, dark):
         assert (curves.errors[trace.name][~there] < values.ROUNDING).all()  # a log axis has no zero
     assert figure.layout.shapes[0].x0 == figure.layout.shapes[0].x1 == 20
     assert figure.data[0].line.color != figure.data[1].line.color and figure.data[0].line.width == 3
+
+
+@BOTH
+def test_a_baked_figure_has_the_look_in_its_own_layout_and_lists_for_arrays(view, dark):
+    plain = values.plane(view, dark=dark)
+    baked = json.loads(style.bake(values.plane(view, dark=dark), dark).to_json())
+    go.Figure(baked)  # valid
+    assert "template" not in baked["layout"] and baked["layout"]["datarevision"] == 1
+    assert baked["layout"]["font"] == style.template(dark).layout.font.to_plotly_json()
+    assert baked["layout"]["xaxis"]["title"]["font"]["color"] == style.muted(dark)
+    assert baked["layout"]["xaxis"]["title"]["text"] == plain.layout.xaxis.title.text
+    for before, after in zip(plain.data, style.bake(values.plane(view), dark)._data, strict=True):
+        assert isinstance(after["x"], list) and np.array_equal(
+            np.array(before.x, float), np.array(after["x"], float), True
+        )
 
 
 # Heads

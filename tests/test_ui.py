@@ -169,11 +169,15 @@ def test_budget_above_the_prompt(model):
 
 def test_options_follow_the_scorers(model):
     app = opened(model)
+    app.session_state["options_capkv"] = True
+    app.run()
     app.number_input(key="capkv:tau").set_value(1.5).run()
     assert app.query_params["policies"] == ["capkv:tau=1.5", "momentkv"]
     app.button(key="capkv:tau:undo").click().run()
     assert "policies" not in app.query_params
     app.button(key="capkv:twice").click().run()
+    app.session_state["options_capkv-2"] = True
+    app.run()
     app.selectbox(key="capkv-2:variant").set_value("paper").run()
     assert app.query_params["policies"] == ["capkv", "capkv:variant=paper", "momentkv"]
     assert not app.exception

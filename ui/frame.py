@@ -62,8 +62,11 @@ def link(experiment: Experiment) -> str:
 def chart(figure: go.Figure, key: str, alt: str, on_select: Callable | str | None = None):
     """A figure in the width of its place; returns what was selected where `on_select` is given."""
     options = {} if on_select is None else {"on_select": on_select, "selection_mode": "points"}
-    style.layout(figure, is_dark())
-    return st.plotly_chart(figure, key=key, alt=alt, theme=None, width="stretch", config=CHART, **options)
+    if on_select is not None:
+        figure.update_layout(clickmode="event+select")  # what Streamlit sets, from the start
+    return st.plotly_chart(
+        style.bake(figure, is_dark()), key=key, alt=alt, theme=None, width="stretch", config=CHART, **options
+    )
 
 
 def policy_picker(experiment: Experiment) -> Policy:

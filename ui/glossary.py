@@ -13,8 +13,15 @@ from kvviz.glossary import Term, find
 def glossary() -> None:
     """A popover with every term."""
     with st.popover(
-        "Glossary", icon=":material/dictionary:", type="tertiary", key="glossary", help="Terms and symbols"
-    ):
+        "Glossary",
+        icon=":material/dictionary:",
+        type="tertiary",
+        key="glossary",
+        help="Terms and symbols",
+        on_change="rerun",
+    ) as place:
+        if not place.open:
+            return
         wanted = st.text_input(
             "Find a term or symbol",
             key="term",

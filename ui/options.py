@@ -58,32 +58,41 @@ def popover(slot: str) -> None:
     state = st.session_state
     mine: Policy = state._slots[slot]
     changes = mine.label.removeprefix(mine.title).strip(" ()")
-    with st.popover(f"{slot_title(slot)}{': ' + changes if changes else ''}", key=f"options_{slot}", width="stretch"):
-        st.html(html.method(METHODS[mine.name]))
-        if METHODS[mine.name].formula:
-            st.latex(METHODS[mine.name].formula)
-        if error := state.get(f"_error_{slot}"):
-            st.error(html.plain(error))
-        for name, value in _values(mine).items():
-            _option(slot, name, value, _values(published(slot)).get(name, value))
-        with st.container(horizontal=True):
-            st.button(
-                "As published",
-                key=f"{slot}:reset",
-                on_click=_reset,
-                args=(slot,),
-                disabled=not mine.changes(),
-                help="All options of this policy back to their published values.",
-            )
-            full = len(state.chosen) >= MAX_POLICIES
-            st.button(
-                "Compare with itself",
-                key=f"{slot}:twice",
-                on_click=_twice,
-                args=(slot,),
-                disabled=full,
-                help="A second column of the same method, to be given other options.",
-            )
+    with st.popover(slot_title(slot), key=f"options_{slot}", width="stretch", on_change="rerun") as place:
+        if place.open:
+            _inside(slot, mine)
+    if changes:  # not part of the button's name: with another name it would be another button, and close
+        st.caption(changes)
+
+
+def _inside(slot: str, mine: Policy) -> None:
+    """What the method does, and all its options. Drawn only while it is open: that halves what a page has to send."""
+    state = st.session_state
+    st.html(html.method(METHODS[mine.name]))
+    if METHODS[mine.name].formula:
+        st.latex(METHODS[mine.name].formula)
+    if error := state.get(f"_error_{slot}"):
+        st.error(html.plain(error))
+    for name, value in _values(mine).items():
+        _option(slot, name, value, _values(published(slot)).get(name, value))
+    with st.container(horizontal=True):
+        st.button(
+            "As published",
+            key=f"{slot}:reset",
+            on_click=_reset,
+            args=(slot,),
+            disabled=not mine.changes(),
+            help="All options of this policy back to their published values.",
+        )
+        full = len(state.chosen) >= MAX_POLICIES
+        st.button(
+            "Compare with itself",
+            key=f"{slot}:twice",
+            on_click=_twice,
+            args=(slot,),
+            disabled=full,
+            help="A second column of the same method, to be given other options.",
+        )
 
 
 def _values(mine: Policy) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from functools import cache
 from html import escape
 from typing import NamedTuple
 
+import numpy as np
 import plotly.graph_objects as go
 
 COLOURS = {
@@ -255,8 +256,10 @@ def across(x: float, colour: str) -> dict:
 
 
 def decades(low: float, high: float) -> dict:
-    """A log axis from 10^low to 10^high, with 1, 2, 5 between the powers of ten where there is room for them."""
-    return dict(type="log", range=[low, high], dtick="D2" if high - low < 1.7 else 1, exponentformat="none")
+    """A log axis from 10^low to 10^high, with 2 and 5 between the powers of ten where there is room for them."""
+    steps = (1, 2, 5) if high - low < 1.7 else (1,)
+    ticks = [float(f"{step}e{power}") for power in range(math.floor(low), math.ceil(high) + 1) for step in steps]
+    return dict(type="log", range=[low, high], tickvals=ticks, exponentformat="none")
 
 
 @cache
@@ -268,6 +271,40 @@ def layout(figure: go.Figure, dark: bool = False, **more) -> go.Figure:
     """Give a figure the common look, in place; `more` goes to `update_layout`. Returns the figure."""
     figure.update_layout(template=template(dark), **more)
     return figure
+
+
+def bake(figure: go.Figure, dark: bool = False) -> go.Figure:
+    """Write the common look into a figure's own layout, in place, for Streamlit's browser side. Returns the figure.
+
+    Streamlit gives Plotly every new figure twice, the second time as a copy, and Plotly takes a template or an array at another
+    place in memory for a new one: it draws all of it again. Without a template, with lists in place of typed arrays and with a
+    revision of the data that stays, it sees that nothing is new.
+    """
+    own = figure.layout.to_plotly_json()
+    own.pop("template", None)
+    look = _plain(dark)["layout"]
+    axes = {key: look[key[:5]] for key in {*own, "xaxis", "yaxis"} if key[:5] in ("xaxis", "yaxis")}
+    figure._layout = _over(look | axes | {"datarevision": 1, "dragmode": "pan"}, own)
+    figure._data = [_listed(trace) for trace in figure._data]
+    return figure
+
+
+def _listed(part: dict) -> dict:
+    """A part of a trace with its arrays as lists."""
+    return {
+        key: value.tolist() if isinstance(value, np.ndarray) else _listed(value) if _nested(value) else value
+        for key, value in part.items()
+    }
+
+
+def _over(under: dict, over: dict) -> dict:
+    """The second of two nested dictionaries laid over the first."""
+    both = {key: _over(under[key], value) for key, value in over.items() if _nested(value) and _nested(under.get(key))}
+    return under | over | both
+
+
+def _nested(value: object) -> bool:
+    return isinstance(value, dict)
 
 
 @cache

@@ -15,6 +15,9 @@ from kvviz.figures import style
 MAX_POINTS = 20_000
 """Points drawn at most; of longer prompts every second, third, ... evicted one is left out, and the legend says so."""
 
+CROSS = 0.01
+"""Size of a cross, as a share of the plane's height."""
+
 ARROWS = {
     "f": ("f", "full cache"),
     "f_R": ("f<sub>R</sub>", "kept"),
@@ -43,11 +46,11 @@ def plane(view: HeadView, texts: Sequence[str] | None = None, dark: bool = False
         texts: the N tokens as people read them, for the hover.
     """
     names = [f"PC {i + 1} ({style.number(100 * share)}% of the variance)" for i, share in enumerate(view.explained)]
-    plain = dict(showgrid=False, zeroline=False, showticklabels=False, automargin=False)
+    plain = dict(showgrid=False, zeroline=False, showticklabels=False, automargin=False, constrain="domain")
     width, height = np.ptp([view.x_range, view.y_range], axis=1)
     return style.draw(
-        _points(view, texts, dark),
-        dark,
+        dark=dark,
+        **_points(view, texts, dark),
         height=round(float(np.clip(90 + 620 * height / width, 380, 600))),
         xaxis=dict(range=view.x_range, title=dict(text=names[0]), **plain),
         yaxis=dict(range=view.y_range, title=dict(text=names[1]), scaleanchor="x", **plain),
@@ -56,40 +59,55 @@ def plane(view: HeadView, texts: Sequence[str] | None = None, dark: bool = False
         dragmode="pan",
         uirevision=f"{view.layer}.{view.kv_head}",
         margin=dict(l=28, r=8, t=44, b=32),
-        legend=dict(itemsizing="constant", y=1, yref="container", yanchor="top"),
+        legend=dict(
+            itemsizing="constant", y=1, yref="container", yanchor="top", itemclick=False, itemdoubleclick=False
+        ),
     )
 
 
-def _points(view: HeadView, texts: Sequence[str] | None, dark: bool) -> list[dict]:
+def _points(view: HeadView, texts: Sequence[str] | None, dark: bool) -> dict[str, list]:
+    """Traces and shapes: what is evicted, drawn as one shape and there to be hovered over; its sign in the legend; what is kept.
+
+    A marker for each of some thousand points would take the browser as long as all the rest of the page.
+    """
     labels = np.array([escape(texts[i]) for i in view.positions], dtype=object) if texts is not None else None
     kept, evicted = np.flatnonzero(view.kept), np.flatnonzero(~view.kept)
     every = max(1, -(-len(evicted) // max(1, MAX_POINTS - len(kept))))
-    rest = "" if every == 1 else f", one in {every} drawn"
-    faint = style.transparent(style.muted(dark), 0.5)
-    crosses = dict(symbol="x-thin", size=5, color=faint, line=dict(width=1.1, color=faint))
+    name = f"evicted: {len(evicted):,}" + ("" if every == 1 else f", one in {every} drawn")
+    evicted, faint = evicted[::every], style.transparent(style.muted(dark), 0.5)
+    sign = dict(symbol="x-thin-open", size=8, color=faint, line=dict(width=1.4))
     circles = dict(symbol="circle", size=8, line=dict(width=1, color=style.paper(dark)))
     circles["color"] = style.colour(view.policy, dark)
-    return [
-        _cloud(view, labels, evicted[::every], f"evicted: {len(evicted):,}{rest}", "evicted", crosses),
-        _cloud(view, labels, kept, f"kept: {len(kept):,}", "kept", circles),
+    traces = [
+        _cloud(view, labels, evicted, "evicted") | dict(mode="none", name="evicted", showlegend=False),
+        dict(type="scatter", mode="markers", x=[None], y=[None], name=name, marker=sign),
+        _cloud(view, labels, kept, "kept") | dict(mode="markers", name=f"kept: {len(kept):,}", marker=circles),
     ]
+    return {"traces": traces, "shapes": [_crosses(view, evicted, faint)] if len(evicted) else []}
 
 
-def _cloud(view: HeadView, labels: np.ndarray | None, index: np.ndarray, name: str, side: str, marker: dict) -> dict:
-    """Some of the points as one trace."""
+def _cloud(view: HeadView, labels: np.ndarray | None, index: np.ndarray, side: str) -> dict:
+    """Some of the points, with what the hover says of them."""
     token = "" if labels is None else "<b>%{text}</b><br>"
     words = {} if labels is None else {"text": labels[index]}
     return dict(
-        type="scattergl",
-        mode="markers",
+        type="scatter",
         x=view.points[index, 0],
         y=view.points[index, 1],
-        name=name,
-        marker=marker,
         customdata=np.stack([view.positions[index], view.scores[index]], axis=1).astype(np.float32),
         hovertemplate=f"{token}position %{{customdata[0]:,d}}, {side}<br>score %{{customdata[1]:.3g}}<extra></extra>",
         **words,
     )
+
+
+def _crosses(view: HeadView, index: np.ndarray, colour: str) -> dict:
+    """A small cross at each of the points, all of them one shape."""
+    arm = CROSS * np.ptp(view.y_range) / 2
+    low, high = view.points[index] - arm, view.points[index] + arm
+    ends = np.stack([low[:, 0], low[:, 1], high[:, 0], high[:, 1], low[:, 0], high[:, 1], high[:, 0], low[:, 1]], 1)
+    step = "M{:.4g},{:.4g}L{:.4g},{:.4g}"
+    path = "".join((step + step).format(*row) for row in ends.tolist())
+    return dict(type="path", path=path, layer="below", line=dict(color=colour, width=1.1))
 
 
 def _arrows_of(view: HeadView) -> list[str]:
@@ -209,7 +227,7 @@ def angle(view: HeadView, dark: bool = False, height: int = 260) -> go.Figure:
         arrow = _line([np.zeros(2), tips[name]], fact, color=colours[name], width=2.8, **dash)
         head = dict(symbol="arrow", angleref="previous", size=[0, 13], color=colours[name], opacity=1)
         traces.append(arrow | dict(mode="lines+markers", marker=head | dict(line=dict(width=0))))
-    hidden = dict(visible=False, fixedrange=True)
+    hidden = dict(visible=False, fixedrange=True, constrain="domain")
     return style.draw(
         traces,
         dark,

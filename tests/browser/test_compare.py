@@ -127,6 +127,24 @@ def test_bad_links_and_bad_models(open_tab):
     lost.page.get_by_text("unknown model").wait_for(timeout=driver.FIRST_LOAD)
 
 
+def test_options_stay_open_while_they_are_changed(open_tab):
+    tab = open_tab().open()
+    tab.page.locator(".st-key-options_capkv").get_by_role("button").first.click()
+    tau = tab.page.get_by_role("spinbutton", name="Tau")
+    tau.fill("2")
+    tau.press("Enter")
+    tab.page.wait_for_url("**capkv%3Atau%3D2**")
+    tab.settle().page.locator(".st-key-capkv-tau-undo button").first.click()
+    tab.page.wait_for_url(lambda url: "tau" not in url)
+    assert tab.settle().page.get_by_role("spinbutton", name="Tau").input_value() == "5"
+    tab.page.keyboard.press("Escape")
+    tau.wait_for(state="detached")
+    tab.page.get_by_role("button", name="Glossary").click()
+    tab.page.get_by_placeholder("attention lost").fill("leverage")
+    tab.page.keyboard.press("Enter")
+    tab.page.get_by_test_id("kv-terms").locator("dt").first.wait_for()
+
+
 def test_a_text_of_ones_own(open_tab):
     tab = open_tab().open("/?tokens=8")
     tab.page.get_by_role("button", name="Edit").click()

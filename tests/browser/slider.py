@@ -1,0 +1,60 @@
+"""`make slider`: how long the budget's slider takes in Chromium, from the key to points on their new side, by the wall clock."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.browser import driver
+from tests.browser.test_values import SIDES, VIEW, budget
+
+WATCH = f"""kept => {{ const start = performance.now(); window.took = null;
+    const look = () => ({SIDES})()[1] === kept ? setTimeout(look, 2) : (window.took = performance.now() - start);
+    look(); }}"""
+"""Start the clock, and stop it when Plotly has another number of kept points."""
+
+MOVES = 24
+
+
+def main() -> None:
+    """Move the slider to and fro on the page Values, and print the times."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        sync_playwright() as playwright,
+        driver.serving(Path(folder)) as server,
+    ):
+        browser = driver.chromium(playwright)
+        if browser is None:
+            sys.exit(driver.HOW)
+        with driver.tab(browser, server) as tab:
+            times = moves(tab.open("/values" + VIEW).read())
+        browser.close()
+    low, middle, high = statistics.quantiles(times, n=4)
+    print(f"from the key to points on their new side: median {middle:.0f} ms, quartiles {low:.0f} to {high:.0f} ms")
+    print(f"{sum(t <= 250 for t in times)} of {len(times)} moves within 250 ms: {sorted(map(round, times))}")
+
+
+def moves(tab: driver.Tab) -> list[float]:
+    """Milliseconds of each move, a warm-up apart."""
+    page, times = tab.page, []
+    page.locator(".st-key-plane .js-plotly-plot").wait_for()
+    budget(tab).focus()
+    for number in range(MOVES + 2):
+        kept = page.evaluate(SIDES)[1]
+        page.evaluate(WATCH, kept)
+        page.keyboard.press("ArrowLeft" if number // 8 % 2 == 0 else "ArrowRight")
+        page.wait_for_function("window.took !== null")
+        times.append(page.evaluate("window.took"))
+        tab.settle()
+        page.wait_for_timeout(500)
+    return times[2:]
+
+
+if __name__ == "__main__":
+    main()
