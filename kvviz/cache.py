@@ -37,7 +37,7 @@ class Block:
     Attributes:
         numbers: row * Hkv + head of each segment; `where` is the same as an index, a slice where it can be one.
         keys, values: [G, room, d]; the first `held` entries are in use.
-        prefix: older entries in 4 bits, G * n of them, or None.
+        prefix: older entries elsewhere, G * n of them: in 4 bits, or as they lie in a prompt's state, which is not changed.
         mass: [G, room] float32, attention that the entries received, or None where nobody asks.
     """
 
@@ -45,7 +45,7 @@ class Block:
     keys: Tensor
     values: Tensor
     held: int
-    prefix: tuple[Quantized, Quantized] | None = None
+    prefix: tuple[Quantized, Quantized] | tuple[Tensor, Tensor] | None = None
     mass: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -68,6 +68,12 @@ class Block:
                 mass[i, :n] = part.mass
         return cls(list(members), keys, values, held, prefix, mass)
 
+    @classmethod
+    def after(cls, keys: Tensor, values: Tensor, numbers: range, room: int) -> Block:
+        """Room for new entries after those of a whole row, [G * n, d], which stay where they are."""
+        new = [part.new_empty(len(numbers), room, part.shape[-1]) for part in (keys, values)]
+        return cls(list(numbers), *new, 0, (keys, values))
+
     @property
     def length(self) -> int:
         """Entries in each segment."""
@@ -82,14 +88,19 @@ class Block:
         self.values[:, self.held : end] = v[self.where]
         self.held = end
 
+    def parts(self) -> list[tuple[Tensor, Tensor]]:
+        """keys, values [G, n, d] as attention sees them: the older entries, if they lie elsewhere, and those of this block."""
+        own = [(self.keys[:, : self.held], self.values[:, : self.held])]
+        if self.prefix is None:
+            return own
+        shape = (len(self.numbers), -1, self.keys.shape[-1])
+        older = (part.dequantize() if isinstance(part, Quantized) else part for part in self.prefix)
+        return [tuple(part.view(shape) for part in older), *own]
+
     def contents(self) -> tuple[Tensor, Tensor]:
-        """keys, values [G, length, d] as attention sees them."""
-        keys, values = self.keys[:, : self.held], self.values[:, : self.held]
-        if self.prefix:
-            shape = (len(self.numbers), -1, keys.shape[-1])
-            old_keys, old_values = (stored.dequantize().view(shape) for stored in self.prefix)
-            keys, values = torch.cat((old_keys, keys), dim=1), torch.cat((old_values, values), dim=1)
-        return keys, values
+        """keys, values [G, length, d] in one piece."""
+        parts = self.parts()
+        return parts[0] if len(parts) == 1 else tuple(torch.cat(each, dim=1) for each in zip(*parts, strict=True))
 
     def attend(self, q: Tensor, window: int | None, want_log_z: bool) -> tuple[Tensor, Tensor | None]:
         """Attention of scaled queries q [G, g, T, d] over all entries; the last T of them are the queries' own.
@@ -97,22 +108,22 @@ class Block:
         Returns:
             output [G, g, T, d], and log of the partition function [G, g, T] float32 if wanted.
         """
-        keys, values = self.contents()
-        n, (count, g, t, d) = keys.shape[1], q.shape
-        logits = (q.reshape(count, g * t, d) @ keys.mT).float().view(count, g, t, n)
+        (count, g, t, d), parts = q.shape, self.parts()
+        flat = q.reshape(count, g * t, d)
+        logits = [flat @ keys.mT for keys, _ in parts]
+        logits = (logits[0] if len(parts) == 1 else torch.cat(logits, dim=-1)).float().view(count, g, t, -1)
+        n = logits.shape[-1]
         if t > 1 or (window is not None and n > window):
             logits.masked_fill_(_hidden(n, t, window, q.device), float("-inf"))
-        if want_log_z:
-            top = logits.amax(dim=-1, keepdim=True)
-            weights = logits.sub_(top).exp_()
-            total = weights.sum(dim=-1, keepdim=True)
-            weights /= total
-            log_z = (top + total.log()).squeeze(-1)
-        else:
-            weights, log_z = logits.softmax(dim=-1), None
+        weights, log_z = logits.softmax(dim=-1), None
+        if want_log_z:  # of the likeliest entry: its weight is exp(logit) / Z, and never small
+            log_z = logits.amax(dim=-1) - weights.amax(dim=-1).log_()
         if self.mass is not None:
             self.mass[:, :n] += weights.sum(dim=2).mean(dim=1)
-        out = weights.to(values.dtype).view(count, g * t, n) @ values
+        weights = weights.to(q.dtype).view(count, g * t, n).split([keys.shape[1] for keys, _ in parts], dim=-1)
+        out = weights[0] @ parts[0][1]
+        for share, (_, values) in zip(weights[1:], parts[1:], strict=True):
+            out.baddbmm_(share, values)
         return out.view(count, g, t, -1), log_z
 
     def only(self, renumber: dict[int, int]) -> Block | None:
@@ -171,11 +182,16 @@ def _index(numbers: list[int], device: torch.device) -> slice | Tensor:
 class LayerCache:
     """One layer of all rows: its blocks, and the corrections of the rows that have one."""
 
-    def __init__(self, rows: list[dict[int, Segment]], rooms: list[int], like: Tensor, sliding: bool = False) -> None:
-        """rows: for each row its segments by head; rooms: how many new entries each row may append."""
-        self.n_rows, self.n_heads, self.like, self.sliding = len(rows), len(rows[0]), like, sliding
-        self.blocks: list[Block] = []
-        self.add({r * self.n_heads + h: segment for r, row in enumerate(rows) for h, segment in row.items()}, rooms)
+    def __init__(
+        self, rows: list[dict[int, Segment] | RetainedLayer], rooms: list[int], like: Tensor, sliding: bool = False
+    ) -> None:
+        """rows: for each row its segments by head, or a whole layer that stays where it is; rooms: new entries for each row."""
+        whole = {r: row for r, row in enumerate(rows) if isinstance(row, RetainedLayer)}
+        cut = {r: row for r, row in enumerate(rows) if r not in whole}
+        n = len(rows[0].counts if 0 in whole else rows[0])
+        self.n_rows, self.n_heads, self.like, self.sliding = len(rows), n, like, sliding
+        self.blocks = [Block.after(row.keys, row.values, range(r * n, r * n + n), rooms[r]) for r, row in whole.items()]
+        self.add({r * n + h: segment for r, row in cut.items() for h, segment in row.items()}, rooms)
         self.corrections: dict[int, Correction] = {}
         self.stack()
 
@@ -211,12 +227,15 @@ class LayerCache:
                 live.evict(self)
         scaled = q.reshape(rows * self.n_heads, hq // self.n_heads, t, d) * scaling
         want_log_z = self._correction is not None
-        out = torch.empty_like(scaled)
-        log_z = scaled.new_empty(scaled.shape[:3], dtype=torch.float32) if want_log_z else None
-        for block in self.blocks:
-            out[block.where], part = block.attend(scaled[block.where], window, want_log_z)
-            if want_log_z:
-                log_z[block.where] = part
+        if len(self.blocks) == 1 and isinstance(self.blocks[0].where, slice):  # all segments, in their order
+            out, log_z = self.blocks[0].attend(scaled, window, want_log_z)
+        else:
+            out = torch.empty_like(scaled)
+            log_z = scaled.new_empty(scaled.shape[:3], dtype=torch.float32) if want_log_z else None
+            for block in self.blocks:
+                out[block.where], part = block.attend(scaled[block.where], window, want_log_z)
+                if want_log_z:
+                    log_z[block.where] = part
         if want_log_z:
             self._correct(q, out.view(rows, self.n_heads, -1, t, d), log_z.view(rows, self.n_heads, -1, t))
         if live is not None and t > 1:
@@ -276,7 +295,12 @@ class RowCache:
                 layer_live = LayerLive(live, state, i, rows)
             evicting = layer_live.rows if layer_live else {}
             rooms = [min(room, evicting[r].room + live.room) if r in evicting else room for r in range(len(rows))]
-            segments = [_segments(part, evicting[r].mass if r in evicting else None) for r, part in enumerate(parts)]
+            segments = [
+                part
+                if _stays(row, part) and r not in evicting
+                else _segments(part, getattr(evicting.get(r), "mass", None))
+                for r, (row, part) in enumerate(zip(rows, parts, strict=True))
+            ]
             like = parts[0].keys if isinstance(parts[0].keys, Tensor) else parts[0].keys.scale
             layer = LayerCache(segments, rooms, like, parts[0].sliding)
             for r, (row, part) in enumerate(zip(rows, parts, strict=True)):
@@ -320,10 +344,20 @@ class RowCache:
         """Bytes of the keys and values that a row holds now, without the room for new ones."""
         return sum(block.used // len(block.numbers) for layer in self.layers for block, _ in layer.row(row))
 
+    def moments_bytes(self, row: int) -> int:
+        """Bytes of the statistics with which a row that evicts while decoding corrects its output."""
+        rows = [live.rows[row] for live in self.lives if live is not None and row in live.rows]
+        return sum(r.moments.bytes for r in rows if r.moments is not None and r.policy.correction is not None)
+
     @property
     def bytes(self) -> int:
         """Bytes of keys and values, room for new tokens included."""
         return sum(layer.bytes for layer in self.layers)
+
+
+def _stays(row: Retained, layer: RetainedLayer) -> bool:
+    """Whether a layer is all of the prompt's, as the state holds it: then it is read there, and not copied."""
+    return row.budget >= row.n_tokens and isinstance(layer.keys, Tensor)
 
 
 def _segments(layer: RetainedLayer, mass: list[Tensor] | None) -> dict[int, Segment]:

@@ -17,6 +17,9 @@ from kvviz.attention import running
 from kvviz.cache import RowCache
 from kvviz.metrics import kl_divergence
 
+COMPARED_TOKENS = 32
+"""Tokens of all rows that are compared at once: their logits, several times over, are in memory together."""
+
 FORWARD_TOKENS = 256
 """Tokens of a row that go through one forward (a long question, or teacher forcing); bounds the logits held at once."""
 
@@ -161,7 +164,7 @@ def teacher_force(
         yield forward(model, cache, torch.tensor([question], device=model.device).expand(rows, -1))[:, None]
     else:
         yield first_logits[None, None].to(model.device).expand(rows, 1, -1)
-    piece = max(1, FORWARD_TOKENS // rows)
+    piece = max(1, COMPARED_TOKENS // rows)
     for start in range(0, len(answer) - 1, piece):
         tokens = torch.tensor([answer[start : min(start + piece, len(answer) - 1)]], device=model.device)
         yield forward(model, cache, tokens.expand(rows, -1), all_logits=True)

@@ -25,7 +25,7 @@ UNITS = (ENTRIES, SHARE, MIB)
 OWN = "own"
 """Stands for a preset where the text is a person's own."""
 
-MAX_POLICIES = 6
+MAX_POLICIES = 16
 MAX_NEW_TOKENS = 512
 
 

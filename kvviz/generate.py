@@ -166,6 +166,7 @@ class Generation:
             row = self.rows[which]
             row.entries_by_step.append(cache.entries(index))
             row.bytes_by_step.append(cache.row_bytes(index))
+            row.moments_bytes = max(row.moments_bytes, cache.moments_bytes(index))
             if which > 0 and number % max(1, self.max_new_tokens // RASTER_STEPS) == 0:
                 row.raster_steps.append(number)
                 row.raster.append(_occupancy(cache, index, self.total_tokens))

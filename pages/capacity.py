@@ -30,7 +30,7 @@ def all_heads() -> CapacityCurves:
 def points() -> list[dict]:
     """A point for every row of this session's runs of this very prompt."""
     found = []
-    for record in ui.history():
+    for record in ui.history(live=False):
         if record.file or record.experiment.prompt != experiment.prompt or record.experiment.model != experiment.model:
             continue
         for row in record.run.rows:

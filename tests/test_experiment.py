@@ -7,7 +7,19 @@ from dataclasses import replace
 import pytest
 
 import kvviz
-from kvviz.experiment import ENTRIES, MIB, OWN, PARAMETERS, SHARE, Experiment, Shape, Size, from_query, to_query
+from kvviz.experiment import (
+    ENTRIES,
+    MAX_POLICIES,
+    MIB,
+    OWN,
+    PARAMETERS,
+    SHARE,
+    Experiment,
+    Shape,
+    Size,
+    from_query,
+    to_query,
+)
 from kvviz.host import ModelSpec
 from kvviz.jobs import Prompt
 from kvviz.presets import PRESETS
@@ -93,8 +105,8 @@ def test_a_text_of_ones_own_is_not_in_the_link():
 
 
 def test_more_policies_than_fit():
-    made, notes = from_query({"policies": [f"capkv:tau={n}" for n in range(9)]}, Experiment())
-    assert len(made.chosen) == 6 and "first 6" in notes[0]
+    made, notes = from_query({"policies": [f"capkv:tau={n}" for n in range(19)]}, Experiment())
+    assert len(made.chosen) == MAX_POLICIES and f"first {MAX_POLICIES}" in notes[0]
 
 
 @pytest.mark.parametrize("entries", [1, 64, 256, 1000, 1372])

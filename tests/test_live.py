@@ -152,6 +152,15 @@ def test_without_an_eviction_nothing_changes(engine):
             torch.testing.assert_close(torch.tensor(a.kl), torch.tensor(b.kl), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("fits", [False, True])
+def test_statistics_count_also_where_the_prompt_fitted(engine, fits):
+    state, chosen = state_of(engine), [kvviz.policy("momentkv", window=8), kvviz.policy("keydiff")]
+    budget = state.n_tokens + 10 if fits else 20
+    row, none = run(engine, state, QUESTION, chosen, budget, max_new_tokens=40, evict_every=8, stop=False).rows[1:]
+    heads, d = 4 * 2, 16
+    assert row.moments_bytes == heads * (d * d + 2 * d + 1) * 4 and none.moments_bytes == 0
+
+
 @pytest.mark.parametrize("every", [1, 8])
 def test_a_run_says_what_was_held(engine, every):
     state = state_of(engine)

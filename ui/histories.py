@@ -35,7 +35,7 @@ def pinned() -> jobs.Record | None:
 
 def choices() -> list[jobs.Record]:
     """Runs that can be looked at, the latest first."""
-    return [r for r in reversed(jobs.history()) if not r.run.config.get("evict_every")]
+    return jobs.history(live=False)[::-1]
 
 
 def histories(made: Experiment) -> None:

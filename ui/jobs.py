@@ -106,14 +106,15 @@ def clock() -> str:
     return datetime.now(zone).strftime("%H:%M")
 
 
-def history() -> list[Record]:
-    """The session's finished runs, the latest last."""
-    return st.session_state.get("_history", [])
+def history(live: bool | None = None) -> list[Record]:
+    """The session's finished runs, the latest last; `live`: only those that evicted while they wrote, or only the others."""
+    runs = st.session_state.get("_history", [])
+    return [r for r in runs if live is None or bool(r.run.config.get("evict_every")) == live]
 
 
 def latest(live: bool = False) -> Record | None:
     """The run that is looked at; `live`: of those that evicted while they wrote."""
-    return next((r for r in reversed(history()) if bool(r.run.config.get("evict_every")) == live), None)
+    return next(reversed(history(live)), None)
 
 
 def rows(current: Task) -> list[Row]:

@@ -122,7 +122,8 @@ def needle(scene: Scene) -> Told:
 
 def _answers(made: Experiment) -> None:
     """Both answers from a run of this session, or the button that makes one."""
-    record = next((r for r in reversed(jobs.history()) if not r.file and r.experiment.generate == made.generate), None)
+    runs = reversed(jobs.history(live=False))
+    record = next((r for r in runs if not r.file and r.experiment.generate == made.generate), None)
     current = jobs.task()
     with st.container(key="tour_answers"):
         if record is not None:

@@ -18,6 +18,7 @@ from kvviz.cache import RowCache
 from kvviz.decode import decode, forward
 from kvviz.evict import evict, score_layers
 from kvviz.figures import capacity as capacity_figures
+from kvviz.figures import style
 from kvviz.figures import values as values_figures
 from kvviz.prefill import prefill
 
@@ -153,14 +154,14 @@ def sliders(setting: Setting) -> Result:
 
     def move_budget() -> None:
         view = numbers.head(chosen, next(budgets), 12, 4)
-        values_figures.plane(view).to_json()
-        values_figures.angle(view).to_json()
+        for figure in (values_figures.plane(view), values_figures.angle(view)):
+            style.bake(figure).to_json()
 
     def move_tau() -> None:
         policies = [kvviz.policy("capkv", tau=next(taus) / 100), kvviz.policy("snapkv")]
         curves = numbers.head_capacity(policies, analysis.SHARES, 12, 1)
         for which in analysis.CAPACITIES:
-            capacity_figures.curve(curves, which, 0.5).to_json()
+            style.bake(capacity_figures.curve(curves, which, 0.5)).to_json()
 
     times = in_turn({"slider_values": move_budget, "slider_capacity": move_tau}, max(5, setting.repeats))
     return {key: (1000 * t.median, t.spread, {}) for key, t in times.items()}

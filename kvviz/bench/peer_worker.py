@@ -24,8 +24,8 @@ def presses():
         "expected_attention": lambda r: kvpress.ExpectedAttentionPress(compression_ratio=r, epsilon=0.0),
         "snapkv": lambda r: kvpress.SnapKVPress(compression_ratio=r, window_size=32),
         "tova": lambda r: kvpress.TOVAPress(compression_ratio=r),
-        "pyramidkv": lambda r: kvpress.PyramidKVPress(compression_ratio=r, window_size=32),
         "adakv": lambda r: kvpress.AdaKVPress(kvpress.SnapKVPress(compression_ratio=r, window_size=32)),
+        "random": lambda r: kvpress.RandomPress(compression_ratio=r),
     }
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -107,6 +108,7 @@ def load_model(
     if can_pack(model):
         report(0.95, "packing the weights")
         pack(model)
+        _map_again(model, source.folder)
     report(1.0, "ready")
     return loaded
 
@@ -220,6 +222,18 @@ def _read_weights(
             f"the weights of {name} are not complete: {sorted(info['missing_keys'])[:3]}. Fetch them again."
         )
     return model.eval().requires_grad_(False)
+
+
+def _map_again(model: PreTrainedModel, folder: Path) -> None:
+    """Let go of the files whose pages packing brought into memory: what is left, the embedding above all, is mapped anew, and
+    only the rows that are looked up are read again."""
+    left = dict(model.named_parameters())
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as stored:
+            for name in left.keys() & set(stored.keys()):
+                fresh = stored.get_tensor(name)
+                if (fresh.shape, fresh.dtype) == (left[name].shape, left[name].dtype):
+                    left[name].data = fresh
 
 
 def _is_out_of_memory(error: Exception) -> bool:

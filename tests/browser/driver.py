@@ -34,7 +34,7 @@ HOW = (
     ".venv/bin/python -m playwright install --with-deps chromium"
 )
 
-SIZES = {"desktop": (1440, 900), "phone": (390, 844)}
+SIZES = {"desktop": (1440, 900), "projector": (1280, 720), "phone": (390, 844)}
 
 FIRST_LOAD = 180_000
 """Milliseconds for the model's first load, with its conversion on a slow machine."""

@@ -35,6 +35,10 @@ def main() -> None:
                 for title, path in driver.PATHS.items():
                     if (driver.ROOT / "pages" / f"{path or 'compare'}.py").exists():
                         tab.go(title).read()
+                        if path == "long":
+                            tab.press("Run")
+                            tab.page.get_by_test_id("kv-long").wait_for(timeout=driver.RUN)
+                            tab.settle()
                         tab.page.wait_for_timeout(2500)
                         tab.page.screenshot(path=OUT / f"{path or 'compare'}-{scheme}.png")
         browser.close()
