@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -90,11 +91,9 @@ def evict(state: PromptState, policy: Policy, budget: int, scores: list[Tensor |
         layers = tuple(_whole(layer, policy.bits) for layer in state.layers)
         return Retained(policy, n, n, layers, time.perf_counter() - began)
     scores = scores or score_layers(state, policy)
+    masks = _masks(state, policy, scores, budget)
     layers = tuple(
-        _whole(layer)
-        if layer.sliding
-        else _cut(layer, policy, score, own, policy.protected(n, budget, layer.keys.device))
-        for layer, score, own in zip(state.layers, scores, layer_budgets(state, policy, budget), strict=True)
+        _whole(layer) if layer.sliding else _cut(layer, policy, masks[layer.index]) for layer in state.layers
     )
     return Retained(policy, budget, n, layers, time.perf_counter() - began)
 
@@ -136,8 +135,36 @@ def entries_within(state: PromptState, policy: Policy, n_bytes: int) -> int:
 
 def keep_mask(layer: LayerState, policy: Policy, scores: Tensor, budget: int, protected: Tensor) -> Tensor:
     """Which entries of a layer stay, [Hkv, N] bool, under `budget` entries a head of this layer."""
-    counts = policy.allocation.head_counts(scores, budget, protected)
-    return keep(policy.scorer.refine(layer, scores, counts, protected), counts, protected)
+    return _refined([layer], policy, [scores], [budget], protected)[0]
+
+
+def _masks(state: PromptState, policy: Policy, scores: list[Tensor | None], budget: int) -> dict[int, Tensor]:
+    """Index of each layer that can be evicted -> which of its entries stay; layers of one device some at a time."""
+    shares, masks = layer_budgets(state, policy, budget), {}
+    devices: dict[torch.device, list[LayerState]] = defaultdict(list)
+    for layer in state.layers:
+        if not layer.sliding:
+            devices[layer.keys.device].append(layer)
+    for device, layers in devices.items():
+        protected = policy.protected(state.n_tokens, budget, device)
+        for start in range(0, len(layers), policy.scorer.together):
+            group = layers[start : start + policy.scorer.together]
+            own = ([scores[layer.index] for layer in group], [shares[layer.index] for layer in group])
+            masks |= zip((layer.index for layer in group), _refined(group, policy, *own, protected), strict=True)
+    return masks
+
+
+def _refined(
+    layers: list[LayerState], policy: Policy, scores: list[Tensor], shares: list[int], protected: Tensor
+) -> tuple[Tensor, ...]:
+    """Which entries stay, [Hkv, N] bool for each of some layers, which are refined as one layer of all their heads."""
+    counts = [policy.allocation.head_counts(*own, protected) for own in zip(scores, shares, strict=True)]
+    layer, every_score, every_count = layers[0], torch.cat(scores), torch.cat(counts)
+    if len(layers) > 1:
+        keys, values = (torch.cat([getattr(one, name) for one in layers]) for name in ("keys", "values"))
+        layer = replace(layer, keys=keys, values=values)
+    refined = policy.scorer.refine(layer, every_score, every_count, protected)
+    return keep(refined, every_count, protected).split([len(score) for score in scores])
 
 
 def _whole(layer: LayerState, bits: int = 16) -> RetainedLayer:
@@ -150,8 +177,7 @@ def _whole(layer: LayerState, bits: int = 16) -> RetainedLayer:
     return RetainedLayer(*flat, positions, (stored,) * heads, sliding=layer.sliding)
 
 
-def _cut(layer: LayerState, policy: Policy, scores: Tensor, budget: int, protected: Tensor) -> RetainedLayer:
-    mask = keep_mask(layer, policy, scores, budget, protected)
+def _cut(layer: LayerState, policy: Policy, mask: Tensor) -> RetainedLayer:
     keys, values = layer.keys[mask], layer.values[mask]
     if policy.bits == 4:
         keys, values = Quantized.of(keys), Quantized.of(values)

@@ -39,6 +39,7 @@ def policies() -> tuple:
         "Compared with",
         [NONE, *range(len(experiment.policies))],
         key="minus",
+        bind="query-params",
         format_func=lambda i: "nothing" if i == NONE else experiment.policies[i].label,
         persist_state="session",
         help="A second policy shades the difference: purple and a solid line where the first keeps a token in more heads, "

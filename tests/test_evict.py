@@ -170,3 +170,16 @@ def test_what_is_said_to_be_protected_is_what_is_kept_for_nothing(engine, name, 
 def test_shares_of_another_allocation_are_refused(options, word):
     with pytest.raises(ValueError, match=word):
         kvviz.policy("capkv", **options)
+
+
+@pytest.mark.parametrize("allocation", ["uniform", "pyramid", "adaptive"])
+@pytest.mark.parametrize("order", ["one batch", "rounds", "sequential"])
+def test_layers_refined_together_are_as_each_alone(engine, order, allocation):
+    state, chosen = state_of(engine), kvviz.policy("momentkv", order_of_eviction=order, window=8, allocation=allocation)
+    scores, budgets = kvviz.evict.score_layers(state, chosen), kvviz.evict.layer_budgets(state, chosen, 24)
+    protected = chosen.protected(state.n_tokens, 24, state.layers[0].keys.device)
+    assert chosen.scorer.together > 1
+    for layer, part in zip(state.layers, evict(state, chosen, 24).layers, strict=True):
+        alone = kvviz.evict.keep_mask(layer, chosen, scores[layer.index], budgets[layer.index], protected)
+        assert part.positions.tolist() == alone.nonzero()[:, 1].tolist()
+        assert part.counts == tuple(alone.sum(1).tolist())

@@ -148,18 +148,19 @@ def eviction(setting: Setting) -> Result:
 
 def sliders(setting: Setting) -> Result:
     """From the cached state to finished figures: a new budget on Values, a new tau on Capacity."""
-    numbers, chosen = analysis.of(setting.state), kvviz.policy("capkv")
+    numbers, chosen, facts = analysis.of(setting.state), kvviz.policy("capkv"), setting.engine.loaded
+    layer, head, kv_head = facts.n_layers // 2, facts.n_heads // 2, facts.n_kv_heads // 2
     score_layers(setting.state, chosen)
     budgets, taus = iter(range(257, 2000)), iter(range(1, 2000))
 
     def move_budget() -> None:
-        view = numbers.head(chosen, next(budgets), 12, 4)
+        view = numbers.head(chosen, next(budgets), layer, head)
         for figure in (values_figures.plane(view), values_figures.angle(view)):
             style.bake(figure).to_json()
 
     def move_tau() -> None:
         policies = [kvviz.policy("capkv", tau=next(taus) / 100), kvviz.policy("snapkv")]
-        curves = numbers.head_capacity(policies, analysis.SHARES, 12, 1)
+        curves = numbers.head_capacity(policies, analysis.SHARES, layer, kv_head)
         for which in analysis.CAPACITIES:
             style.bake(capacity_figures.curve(curves, which, 0.5)).to_json()
 

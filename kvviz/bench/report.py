@@ -74,3 +74,13 @@ def growth_tables(lengths: list[dict], rows: list[dict]) -> str:
     out += [f"| {r['rows']} | {1000 * r['step']:.1f} | {r['step_floor'] / r['step']:.0%} |" for r in rows]
     out += ["", f"Fitted exponent: {exponent(rows, 'rows', 'step'):.2f}."]
     return "\n".join(out)
+
+
+def profile_table(profiles: dict[str, dict[str, float]]) -> str:
+    """Where the time goes, in percent."""
+    kinds = list(next(iter(profiles.values())))
+    lines = [f"| share of the time | {' | '.join(kinds)} |", "| --- " * (len(kinds) + 1) + "|"]
+    lines += [
+        f"| {name} | " + " | ".join(f"{found[kind]:.0%}" for kind in kinds) + " |" for name, found in profiles.items()
+    ]
+    return "\n".join(lines)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvviz.bench import growth, report
 from kvviz.bench.measures import ALL
+from kvviz.bench.operations import profiles
 from kvviz.bench.setting import Setting
 from kvviz.prompts import read_text
 
@@ -51,6 +52,7 @@ def run(options: Namespace) -> None:
         print("measuring growth ...", file=sys.stderr, flush=True)
         ids = setting.engine.tokenizer(text, add_special_tokens=False)["input_ids"]
         growths = {"lengths": growth.by_length(setting.engine, ids), "rows": growth.by_rows(setting.engine, ids)}
+        growths["profiles"] = profiles(setting.engine, ids)
     if setting.peer:
         setting.peer.close()
     print(_write(options.out, where, results, growths))
@@ -62,6 +64,7 @@ def _write(folder: Path, where: dict, results: dict, growths: dict) -> str:
     markdown += report.parts(results) + "\n"
     if growths:
         markdown += "\n" + report.growth_tables(growths["lengths"], growths["rows"]) + "\n"
+        markdown += "\n" + report.profile_table(growths["profiles"]) + "\n"
     plain = {key: {"value": value, "spread": spread, "parts": parts} for key, (value, spread, parts) in results.items()}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "table.md").write_text(markdown, encoding="utf-8")

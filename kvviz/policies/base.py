@@ -51,6 +51,8 @@ class Scorer:
     """Read it on an instance: where it follows an option (SnapKV's window), it is a property."""
     needs: ClassVar[frozenset[str]] = frozenset()
     """Of "attention_mass" (prefill must be asked for it), "probes" (only after a run)."""
+    together: ClassVar[int] = 1
+    """Layers that `refine` takes at once."""
     uses_moments: ClassVar[bool] = False
     """Whether its score looks at the statistics of what was evicted before (`LayerState.moments`)."""
 
@@ -83,6 +85,7 @@ class Scorer:
             counts: [Hkv] int64, entries to keep in each head, the protected ones included.
             protected: [N] bool, entries that are never evicted.
 
-        Only methods that evict step by step (MomentKV's rounds) need it.
+        Only methods that evict step by step (MomentKV's rounds) need it. A method that looks at keys and values alone, each
+        head for itself, may set `together`: then it gets so many layers at once, as one layer of all their heads.
         """
         return scores

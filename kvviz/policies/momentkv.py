@@ -48,6 +48,7 @@ class MomentKV(Scorer):
     summary = "Evicts what is little attended to and predicted by the statistics of what went before."
     paper = "2606.01563"
     uses_moments = True
+    together = 3
     formula = r"s_j = \alpha_j \Bigl\lVert v_j - \bar v - \tfrac{c}{n_e} \tilde S (k_j - \bar k) \Bigr\rVert"
 
     def __post_init__(self) -> None:
@@ -86,13 +87,16 @@ class MomentKV(Scorer):
         losses = (layer.n_tokens - counts).clamp(max=len(free))  # [Hkv]; beyond that only protected entries are left
         if not int(losses.max()):
             return scores
+        length = precise(layer.values).norm(dim=-1)
+        alpha = torch.where(length > 0, scores / length, 0)  # nothing is evicted yet: scores are alpha_j ||v_j||
         if self.order_of_eviction == "sequential":
-            alpha = self._attention(layer)[:, None]
-            order = evict_in_order(layer.keys, layer.values, alpha, losses, protected=protected, scaling=layer.scaling)
+            order = evict_in_order(
+                layer.keys, layer.values, alpha[:, None], losses, protected=protected, scaling=layer.scaling
+            )
             rank = torch.arange(order.shape[1], device=order.device) - losses[:, None]
             return scores.index_put(_cells(order >= 0, order), rank[order >= 0].to(scores))
         rounds = 1 if self.order_of_eviction == "one batch" else self.rounds
-        run = _Blocks(layer, self._attention(layer), free, self.block)
+        run = _Blocks(layer, alpha, free, self.block)
         parts = [run.evict(losses * part // rounds, split=part == rounds) for part in range(1, rounds + 1)]
         leaving, position, rank = (torch.cat(each, dim=1) for each in zip(*parts, strict=True))
         return scores.index_put(_cells(leaving, position), (rank - losses[:, None])[leaving].to(scores))
@@ -144,8 +148,7 @@ class _Blocks:
         most = int(goes.sum(1).max())
         taken, start, goes = order[:, :most], start[:, :most], goes[:, :most]
         real = self.real[taken]
-        member = take(self.score, taken).masked_fill(~real, torch.inf).argsort(dim=2, stable=True).argsort(dim=2)
-        rank = start[..., None] + member
+        rank = start[..., None] + _ranks(take(self.score, taken).masked_fill(~real, torch.inf))
         leaving = (real & (rank < quota[..., None])).flatten(1)
         self.moments.add(*self._entries(take(self.pairs, taken)), mask=leaving)
         result = leaving, self.position[taken].flatten(1), (rank + self.gone[..., None]).flatten(1)
@@ -170,6 +173,13 @@ class _Blocks:
         """Blocks [H, m, block, d + dv] -> keys [H, m block, d] and values [H, m block, dv]."""
         pairs = blocks.flatten(1, 2)
         return pairs[..., : self.d], pairs[..., self.d :]
+
+
+def _ranks(score: Tensor) -> Tensor:
+    """Place of each score among those of its block [..., block], 0 the lowest; of equal ones the first comes first."""
+    one, other = score.unsqueeze(-1), score.unsqueeze(-2)
+    before = torch.ones(score.shape[-1], score.shape[-1], dtype=torch.bool, device=score.device).tril(-1)
+    return ((other < one) | ((other == one) & before)).sum(-1)
 
 
 def _cells(mask: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
