@@ -245,7 +245,10 @@ class LayerCache:
     def _correct(self, q: Tensor, out: Tensor, log_z: Tensor) -> None:
         """Mix the evicted part's estimate into out [R, Hkv, g, T, d], in place."""
         rows = self._corrected
-        out[rows] = self._correction.apply(q.reshape(out.shape)[rows], out[rows], log_z[rows])
+        part = out[rows]
+        mixed = self._correction.apply(q.reshape(out.shape)[rows], part, log_z[rows], in_place=True)
+        if mixed is not part or not isinstance(rows, slice):
+            out[rows] = mixed
 
     def select(self, rows: list[int]) -> None:
         """Keep only these rows, renumbered 0, 1, ...; the others leave memory."""

@@ -60,18 +60,21 @@ class Correction:
             log_z = log_z + (torch.bmm(q, self.curvature) * q).sum(-1)
         return both[..., :-1].reshape(*query.shape[:-1], -1), log_z.reshape(query.shape[:-1])
 
-    def apply(self, query: Tensor, f_R: Tensor, log_Z_R: Tensor) -> Tensor:
+    def apply(self, query: Tensor, f_R: Tensor, log_Z_R: Tensor, in_place: bool = False) -> Tensor:
         """Equation 12 in the log domain.
 
         Args:
             query: [*lead, ..., d], after RoPE.
             f_R: [*lead, ..., dv], attention output over what was kept.
             log_Z_R: [*lead, ...], natural log of the sum of exp(c q.k) over what was kept.
+            in_place: write into f_R where its dtype allows.
 
         Returns the corrected output [*lead, ..., dv] in f_R's dtype; f_R itself where nothing was evicted.
         """
         f_E, log_Z_E = self.estimate(query)
-        w_E = torch.sigmoid(log_Z_E - log_Z_R.to(log_Z_E.dtype)).unsqueeze(-1)
+        w_E = log_Z_E.sub(log_Z_R.to(log_Z_E.dtype)).sigmoid_().unsqueeze(-1)
+        if in_place and f_R.dtype == f_E.dtype:
+            return f_R.lerp_(f_E, w_E)
         return torch.lerp(f_R.to(f_E.dtype), f_E, w_E).to(f_R.dtype)
 
     @staticmethod

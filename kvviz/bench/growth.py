@@ -39,7 +39,8 @@ def by_length(engine: Engine, ids: list[int], lengths=LENGTHS, repeats: int = 2)
     rows, rate, speed = [], matmul_rate(), bandwidth()
     weights = engine.loaded.parameters * 4
     embedding = engine.model.get_input_embeddings().weight.numel()
-    for n in (n for n in lengths if n <= min(len(ids), engine.loaded.positions - 8)):
+    most = min(len(ids), engine.loaded.positions - 64)
+    for n in sorted({min(n, most) for n in lengths}):
         state = prefill(engine.model, ids[:n])
         full = evict(state, kvviz.policy("full"), n)
         cache = RowCache([full], 64)

@@ -51,6 +51,7 @@ def run(options: Namespace) -> None:
     if not options.only or "growth" in options.only:
         print("measuring growth ...", file=sys.stderr, flush=True)
         ids = setting.engine.tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids *= max(growth.LENGTHS) // len(ids) + 1  # a text that is too short is read again
         growths = {"lengths": growth.by_length(setting.engine, ids), "rows": growth.by_rows(setting.engine, ids)}
         growths["profiles"] = profiles(setting.engine, ids)
     if setting.peer:
