@@ -22,7 +22,7 @@ help:
 	@echo "make clean        remove $(VENV) and $(PEER)"
 
 run: install
-	$(BIN)/streamlit run app.py --server.port $(PORT) --server.headless true $(ARGS)
+	$(BIN)/python serve.py --server.port $(PORT) --server.headless true $(ARGS)
 
 test: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest $(ARGS)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 
 import torch
@@ -20,6 +24,7 @@ from kvviz.evict import evict, score_layers
 from kvviz.figures import capacity as capacity_figures
 from kvviz.figures import style
 from kvviz.figures import values as values_figures
+from kvviz.policies import METHODS
 from kvviz.prefill import prefill
 
 Result = dict[str, tuple[float, float, dict]]
@@ -45,13 +50,13 @@ def peer_runs(setting: Setting) -> Result:
 
     ours = Times(tuple(once(sweep) for _ in range(2)))
     theirs = sum(peer.run(p, 1 - b / n, setting.new_tokens) for p in POLICIES for b in BUDGETS)
-    result = {"sweep": (theirs / ours.median, ours.spread, {"kvviz s": ours.median, "kvpress s": theirs})}
+    result = {"sweep": (theirs / ours.median, ours.spread, {"sweep: kvviz s": ours.median, "sweep: kvpress s": theirs})}
     times = in_turn(
         {"kvviz": lambda: one_policy(setting), "kvpress": lambda: peer.run("snapkv", 1 - 256 / n, setting.new_tokens)},
         setting.repeats,
     )
     faster, spread = ratio(times["kvpress"], times["kvviz"])
-    result["end_to_end"] = (faster, spread, {f"{name} s": t.median for name, t in times.items()})
+    result["end_to_end"] = (faster, spread, {f"one run: {name} s": t.median for name, t in times.items()})
     return result
 
 
@@ -146,6 +151,29 @@ def eviction(setting: Setting) -> Result:
     return result
 
 
+def methods(setting: Setting) -> Result:
+    """Eviction to 256 entries by every method that needs no run before it, and start-up with and without the converted model."""
+    state = prefill(setting.engine.model, setting.ids, want_mass=True)
+    seconds = {
+        f"{name}: eviction s": once(lambda n=name: evict(state, kvviz.policy(n), 256))
+        for name, method in METHODS.items()
+        if "probes" not in method.needs
+    }
+    return {"methods": (sum(seconds.values()), 0.0, seconds)}
+
+
+def starts(setting: Setting) -> Result:
+    """Import and load in a fresh process: with the default model converted before, and with an empty cache."""
+    code = "from time import perf_counter as t; a = t(); import kvviz; b = t(); kvviz.load(%r); print(b - a, t() - b)"
+    command, parts = [sys.executable, "-c", code % setting.spec.name], {}
+    with tempfile.TemporaryDirectory() as empty:
+        for name, more in (("warm", {}), ("cold", {"KVVIZ_CACHE": empty})):
+            done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | more)
+            imported, loaded = map(float, done.stdout.split()[-2:])
+            parts |= {f"{name} start, import s": imported, f"{name} start, load s": loaded}
+    return {"starts": (sum(parts.values()), 0.0, parts)}
+
+
 def sliders(setting: Setting) -> Result:
     """From the cached state to finished figures: a new budget on Values, a new tau on Capacity."""
     numbers, chosen, facts = analysis.of(setting.state), kvviz.policy("capkv"), setting.engine.loaded
@@ -183,4 +211,4 @@ def memory(setting: Setting) -> Result:
     return result
 
 
-ALL = (eviction, decoding, sliders, memory, peer_runs)
+ALL = (eviction, methods, decoding, sliders, starts, memory, peer_runs)

@@ -60,17 +60,14 @@ class Server:
 
 @contextmanager
 def serving(folder: Path, **environment: str) -> Iterator[Server]:
-    """Start `streamlit run app.py`, wait until it answers, and stop it."""
+    """Start the dashboard, wait until it answers, and stop it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     log = folder / "server.log"
     command = [
         sys.executable,
-        "-m",
-        "streamlit",
-        "run",
-        "app.py",
+        "serve.py",
         "--server.port",
         str(port),
         "--server.address",

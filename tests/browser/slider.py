@@ -1,10 +1,11 @@
-"""`make slider`: how long the budget's slider takes in Chromium, from the key to points on their new side, by the wall clock."""
+"""`make slider`: seconds of a start and milliseconds of a move of the budget's slider in Chromium, by the wall clock."""
 
 from __future__ import annotations
 
 import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from playwright.sync_api import sync_playwright
@@ -24,15 +25,29 @@ MOVES = 24
 
 def main() -> None:
     """Move the slider to and fro on the page Values, and print the times."""
+    began = time.perf_counter()
     with (
         tempfile.TemporaryDirectory() as folder,
         sync_playwright() as playwright,
         driver.serving(Path(folder)) as server,
     ):
+        answers = time.perf_counter() - began
         browser = driver.chromium(playwright)
         if browser is None:
             sys.exit(driver.HOW)
         with driver.tab(browser, server) as tab:
+            began = time.perf_counter()
+            tab.page.goto(server.url)
+            tab.page.get_by_text("Starting kvviz").or_(tab.page.locator(".kv-title")).first.wait_for()
+            visible = time.perf_counter() - began
+            tab.page.locator(".kv-title").wait_for()
+            drawn = time.perf_counter() - began
+            tab.page.locator(".kv-legend").wait_for(timeout=driver.FIRST_LOAD)
+            ready = time.perf_counter() - began
+            print(
+                f"the server answers after {answers:.1f} s; once it is opened, the page is visible after {visible:.1f} s,"
+            )
+            print(f"its controls after {drawn:.1f} s, and the model is ready after {ready:.1f} s")
             times = moves(tab.open("/values" + VIEW).read())
         browser.close()
     low, middle, high = statistics.quantiles(times, n=4)
