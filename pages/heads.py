@@ -7,8 +7,6 @@ from kvviz import analysis
 from kvviz.analysis import MEASURES
 from kvviz.figures import heads
 
-NONE = -1
-
 
 def controls() -> tuple:
     """Measure, policy, and the policy that is taken away from it."""
@@ -17,25 +15,15 @@ def controls() -> tuple:
         "Measure",
         list(MEASURES),
         key="measure",
-        bind="query-params",
         format_func=lambda key: MEASURES[key].title,
         persist_state="session",
         help="\n\n".join(f"**{m.title}.** {m.help}" for m in MEASURES.values()),
     )
     with middle:
         policy = ui.policy_picker(experiment)
-    if st.session_state.get("minus", NONE) >= len(experiment.policies):
-        st.session_state.minus = NONE
-    other = right.selectbox(
-        "Minus",
-        [NONE, *range(len(experiment.policies))],
-        key="minus",
-        bind="query-params",
-        format_func=lambda i: "nothing" if i == NONE else experiment.policies[i].label,
-        persist_state="session",
-        help="A second policy gives the difference map: orange where the first is lower, purple where it is higher.",
-    )
-    return measure, policy, None if other == NONE else experiment.policies[other]
+    with right:
+        other = ui.other_picker(experiment)
+    return measure, policy, other
 
 
 def clicked() -> None:

@@ -11,8 +11,6 @@ from kvviz.figures import tokens as figures
 from ui import jobs, why
 from ui import tokens as text
 
-NONE = -1
-
 
 def pick() -> None:
     """The token that was clicked, or reached with the arrow keys."""
@@ -33,19 +31,9 @@ def policies() -> tuple:
     left, right = st.columns(2, vertical_alignment="bottom")
     with left:
         policy = ui.policy_picker(experiment)
-    if st.session_state.get("minus", NONE) >= len(experiment.policies):
-        st.session_state.minus = NONE
-    other = right.selectbox(
-        "Compared with",
-        [NONE, *range(len(experiment.policies))],
-        key="minus",
-        bind="query-params",
-        format_func=lambda i: "nothing" if i == NONE else experiment.policies[i].label,
-        persist_state="session",
-        help="A second policy shades the difference: purple and a solid line where the first keeps a token in more heads, "
-        "orange and a dotted line where the second does.",
-    )
-    return policy, None if other == NONE else experiment.policies[other]
+    with right:
+        other = ui.other_picker(experiment)
+    return policy, other
 
 
 def budget(policy) -> int:

@@ -1,6 +1,6 @@
 """The Streamlit code that pages share. A page is: experiment = ui.experiment(); state = ui.prompt_state(experiment); draw."""
 
-from ui.frame import chart, head_picker, is_dark, policy_picker
+from ui.frame import chart, head_picker, is_dark, other_picker, policy_picker
 from ui.host import engine_for, host, session_id
 from ui.jobs import history, prompt_state
 from ui.pages import experiment, frame, header
@@ -17,6 +17,7 @@ __all__ = [
     "host",
     "is_dark",
     "open_page",
+    "other_picker",
     "policy_picker",
     "prompt_state",
     "session_id",
