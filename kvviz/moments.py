@@ -191,7 +191,7 @@ class Moments:
 
         Args:
             key, value: [*lead, n, d], [*lead, n, dv], or one entry a head, [*lead, d], [*lead, dv].
-            mask: [*lead, n] bool, which of the n entries to add in each head (all by default). The others must be finite.
+            mask: [*lead, n] bool, which of the n entries to add in each head (all by default).
         """
         depth = len(self.lead)
         if key.dim() == depth + 1:
@@ -202,14 +202,14 @@ class Moments:
         if key.dtype == torch.float64 != self.count.dtype:
             self.__dict__ = self.to(torch.float64).__dict__
         key, value = key.to(self.count.dtype), value.to(self.count.dtype)
-        one = key.new_ones(key.shape[:-1]) if mask is None else mask.to(key.dtype)
-        one, chosen = one.unsqueeze(-2), value if mask is None else value * mask.unsqueeze(-1)
+        if mask is not None:
+            key, value = (x.masked_fill(~mask.unsqueeze(-1), 0) for x in (key, value))
         self.count += key.shape[-2] if mask is None else mask.sum(-1)
-        self.key_sum += (one @ key).squeeze(-2)
-        self.value_sum += (one @ value).squeeze(-2)
-        self.outer_sum += chosen.mT @ key
+        self.key_sum += key.sum(-2)
+        self.value_sum += value.sum(-2)
+        self.outer_sum += value.mT @ key
         if self.key_outer_sum is not None:
-            self.key_outer_sum += (key if mask is None else key * mask.unsqueeze(-1)).mT @ key
+            self.key_outer_sum += key.mT @ key
         self._ready.clear()
         return self
 

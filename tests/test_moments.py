@@ -103,6 +103,13 @@ def test_masked_entries_may_hold_any_finite_number():
         torch.testing.assert_close(getattr(made, name), getattr(wanted, name))
 
 
+def test_masked_entries_may_hold_anything():
+    keys = random(2, 5, 8)
+    keys[:, 2] = float("nan")
+    mask = torch.tensor([True, True, False, True, True]).expand(2, 5)
+    assert bool(Moments(2, 8).add(keys, keys, mask).outer_sum.isfinite().all())
+
+
 def test_float64_stays():
     moments = Moments(2, 8).add(random(2, 3, 8), random(2, 3, 8))
     assert moments.outer_sum.dtype == torch.float64

@@ -21,6 +21,10 @@ POINT = """() => { const plot = document.querySelector('.st-key-strip .js-plotly
 """Where the fourth point of the first curve of the strip is on the screen, and its budget."""
 
 
+QUICK = 250
+"""Milliseconds from the server's answer to points on their new side, on a machine that does nothing else."""
+
+
 @pytest.fixture
 def values(open_tab):
     return open_tab().open("/values" + VIEW).read()
@@ -45,6 +49,29 @@ def test_moving_the_budget_moves_points_and_nothing_else(values):
         assert page.evaluate(AXES) == axes
     assert f"budget {kept} entries" in values.words()
     assert f"budget={kept}" in page.url
+
+
+def test_points_change_sides_at_once(values):
+    """Timed in the page's own processor time, from the key to the end of all drawing: other programs do not count."""
+    page = values.page
+    clock = page.context.new_cdp_session(page)
+    clock.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def spent() -> float:
+        metrics = {m["name"]: m["value"] for m in clock.send("Performance.getMetrics")["metrics"]}
+        return 1000 * metrics["TaskDuration"]
+
+    page.locator(".st-key-plane .js-plotly-plot").wait_for()
+    budget(values).focus()
+    times = []
+    for _ in range(6):
+        kept, before = page.evaluate(SIDES)[1], spent()
+        page.keyboard.press("ArrowLeft")
+        page.wait_for_function(f"kept => ({SIDES})()[1] !== kept", arg=kept)
+        times.append(round(spent() - before))
+        values.settle()
+    print("ms of the page's time for each move of the budget:", times)
+    assert min(times) < QUICK
 
 
 def test_arrow_keys_go_from_head_to_head(values):
