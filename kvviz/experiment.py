@@ -229,7 +229,8 @@ class Experiment:
             fit = max(shape.positions - self.max_new_tokens, 0)
             return (
                 f"The prompt has {self.n_tokens:,} tokens. With {self.max_new_tokens} new ones at most {fit:,} fit into "
-                f"the {shape.positions:,} positions of {model_title(self.model.name)}. Shorten the text under Edit."
+                f"the {shape.positions:,} positions of {model_title(self.model.name)}. Shorten the text under Edit, or "
+                "give the model more positions (YaRN, beside its name)."
             )
         if self.unit == MIB and shape and self.n_tokens:
             for each in self.policies:
@@ -259,7 +260,9 @@ class Experiment:
 
 def model_title(name: str) -> str:
     """A model's name as people read it."""
-    return "SmolLM2-135M-Instruct" if name == DEFAULT else name.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
+    base, yarn, factor = name.partition(":yarn=")
+    title = "SmolLM2-135M-Instruct" if base == DEFAULT else base.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
+    return f"{title} (YaRN × {factor})" if yarn else title
 
 
 def size_words(size: Size) -> str:

@@ -16,6 +16,7 @@ def controls() -> tuple:
         list(MEASURES),
         key="measure",
         format_func=lambda key: MEASURES[key].title,
+        bind="query-params",
         persist_state="session",
         help="\n\n".join(f"**{m.title}.** {m.help}" for m in MEASURES.values()),
     )

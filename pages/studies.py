@@ -3,15 +3,11 @@
 import streamlit as st
 
 import ui
-from kvviz.exceptions import KvvizError
 from kvviz.host import QUEUED
-from kvviz.studies import GROUPS, STUDIES, Study, StudyRequest, StudyResult
-from kvviz.studies.study import HELP, setting_text
-from ui import jobs
+from kvviz.studies import GROUPS, STUDIES, Study
+from ui import jobs, studies
 
 SEED, PROMPT = "texts written for it", "this prompt"
-
-COLUMNS = 4  # settings side by side
 
 
 def collect() -> jobs.Task | None:
@@ -24,42 +20,11 @@ def collect() -> jobs.Task | None:
     return current
 
 
-def settings(study: Study) -> dict:
-    """The settings that a person has changed."""
-    changed, columns = {}, st.columns(COLUMNS)
-    for number, (key, usual) in enumerate(study.settings.items()):
-        text = columns[number % COLUMNS].text_input(
-            key.replace("_", " "),
-            setting_text(usual),
-            key=f"{study.name}_{key}",
-            persist_state="session",
-            max_chars=400,
-            help=HELP[key],
-        )
-        if text.strip() != setting_text(usual):
-            changed[key] = text
-    return changed
-
-
-def request(study: Study) -> StudyRequest | None:
-    """What Run submits, or nothing where a setting is at fault."""
-    with st.popover("Settings", icon=":material/tune:", key=f"settings_{study.name}", width="content"):
-        changed = settings(study)
-        st.caption(f"At the defaults it takes one or two minutes on two CPU cores. Full size: {study.full}")
-    try:
-        study.chosen(changed)
-    except KvvizError as error:
-        st.error(str(error))
-        return None
-    prompt = experiment.prompt if source == PROMPT and study.on_prompt else None
-    return StudyRequest(experiment.model, study.name, tuple(changed.items()), prompt)
-
-
 def controls(study: Study, current: jobs.Task | None) -> None:
     """Settings, Run, and the bar with Cancel while it runs."""
     busy = bool(current and current.job.active)
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        wanted = request(study)
+        wanted = studies.request(study, experiment.model, experiment.prompt if source == PROMPT else None)
         fault = experiment.fault if wanted and wanted.prompt else ""
         why = fault or ("One study runs at a time." if busy else "Measure it on the model of the sidebar.")
         st.button(
@@ -78,30 +43,6 @@ def controls(study: Study, current: jobs.Task | None) -> None:
             jobs.outcome(current)
 
 
-def outcome(study: Study, result: StudyResult) -> None:
-    """Figure, finding, what it was measured with, and ways to take it along."""
-    finding = study.finding(result)
-    st.markdown(f"**Here:** {finding}")
-    panels = study.chart.panels
-    for row in range(0, len(panels), 2):
-        for number, place in enumerate(st.columns(min(2, len(panels))), row):
-            if number < len(panels):
-                with place:
-                    figure = study.figure(result, ui.is_dark(), number)
-                    ui.chart(figure, key=f"figure_{study.name}_{number}", alt=f"{panels[number].title}. {finding}")
-    config = result.config
-    times = " Its numbers are times, which other work on the machine disturbs." if study.timings else ""
-    st.caption(f"{config['model']}, {config['dtype']} on {config['device']}, {config['seconds']:g} s.{times}")
-    name = f"kvviz-{study.name}"
-    with st.container(horizontal=True):
-        common = {"on_click": "ignore"}
-        st.download_button("CSV", result.to_csv(), f"{name}.csv", "text/csv", key=f"csv_{study.name}", **common)
-        st.download_button(
-            "JSON", result.to_json(), f"{name}.json", "application/json", key=f"json_{study.name}", **common
-        )
-    st.code(config["command"], language="bash", wrap_lines=True)
-
-
 def card(study: Study, current: jobs.Task | None) -> None:
     """One study."""
     result = st.session_state.get("_studies", {}).get(study.name)
@@ -114,7 +55,7 @@ def card(study: Study, current: jobs.Task | None) -> None:
             st.page_link("pages/values.py", label="Any head, policy and budget: Values")
         controls(study, current)
         if result is not None:
-            outcome(study, result)
+            studies.outcome(study, result)
 
 
 experiment = ui.experiment()

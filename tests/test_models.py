@@ -172,6 +172,61 @@ def test_longrope_ends_at_its_original_context(tmp_path):
     assert load_model(str(tmp_path), device="cpu").positions == 64
 
 
+@pytest.mark.parametrize("factor", [2, 4.0, 1.5])
+def test_yarn_in_the_name_is_yarn_in_the_configuration(tmp_path, factor):
+    save_folder(tmp_path / "plain", LlamaConfig(**SIZES | {"max_position_embeddings": 64}))
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": factor, "original_max_position_embeddings": 64}
+    config = LlamaConfig(**SIZES | {"max_position_embeddings": int(64 * factor)}, rope_parameters=rope)
+    save_folder(tmp_path / "published", config)
+    named = load_model(f"{tmp_path / 'plain'}:yarn={factor}", device="cpu")
+    published = load_model(str(tmp_path / "published"), device="cpu")
+    assert named.positions == published.positions == int(64 * factor)
+    torch.testing.assert_close(logits(named.model, 64), logits(published.model, 64), rtol=0, atol=0)
+    assert not torch.allclose(logits(named.model, 64), logits(load_model(str(tmp_path / "plain")).model, 64))
+
+
+def test_a_factor_of_one_changes_nothing(tmp_path):
+    save_folder(tmp_path, LlamaConfig(**SIZES))
+    plain, one = (load_model(f"{tmp_path}{end}", device="cpu") for end in ("", ":yarn=1"))
+    torch.testing.assert_close(logits(plain.model, 32), logits(one.model, 32), rtol=0, atol=0)
+    assert plain.positions == one.positions
+
+
+@pytest.mark.parametrize("factor", ["0", "0.5", "-2", "33", "nan", "inf", "two", ""])
+def test_a_factor_that_is_none_is_refused(tmp_path, factor):
+    save_folder(tmp_path, LlamaConfig(**SIZES))
+    with pytest.raises(ModelError, match="from 1 to 32"):
+        load_model(f"{tmp_path}:yarn={factor}", device="cpu")
+
+
+@pytest.mark.parametrize("family", ["llama3-rope", "yarn-rope", "gemma3"])
+def test_rotations_that_are_scaled_already_take_no_yarn(tiny_folder, family):
+    with pytest.raises(ModelError, match="cannot take YaRN"):
+        load_model(f"{tiny_folder(family)}:yarn=2", device="cpu")
+
+
+def test_yarn_cannot_go_around_the_list_of_models(tmp_path, monkeypatch):
+    save_folder(tmp_path, LlamaConfig(**SIZES))
+    monkeypatch.setenv("KVVIZ_MODELS", str(tmp_path / "other"))
+    with pytest.raises(ModelError, match="not among the models"):
+        load_model(f"{tmp_path}:yarn=2", device="cpu")
+    monkeypatch.setenv("KVVIZ_MODELS", str(tmp_path))
+    assert (
+        load_model(f"{tmp_path}:yarn=2", device="cpu").positions
+        == 2 * load_model(str(tmp_path), device="cpu").positions
+    )
+
+
+@pytest.mark.model
+def test_yarn_costs_the_default_model_little_on_a_short_text(default):
+    stretched = load_model(f"{models.DEFAULT}:yarn=2", device="cpu")
+    assert stretched.positions == 16384
+    ids = torch.tensor([default.tokenizer(LICENCE)["input_ids"][:512]])
+    with torch.inference_mode():
+        plain, yarn = (float(loaded.model(ids, labels=ids).loss) for loaded in (default, stretched))
+    assert plain - 0.05 < yarn < plain + 0.5
+
+
 @pytest.mark.parametrize(
     ("name", "dtype"), [("bf16", torch.bfloat16), ("float16", torch.float16), (torch.float32, torch.float32)]
 )

@@ -297,8 +297,14 @@ def test_the_command_writes_results_and_a_report(tiny_folder, tmp_path, capsys):
     assert "components: " in capsys.readouterr().out
     saved = StudyResult.from_json((out / "components.json").read_text(encoding="utf-8"))
     page = (tmp_path / "results.md").read_text(encoding="utf-8")
-    assert STUDIES["components"].finding(saved) in page and saved.config["command"] in page
+    assert STUDIES["components"].finding(saved) in page and "Once more" not in page and saved.config["command"] in page
     assert "--set budgets=24,48" in saved.config["command"]
+    assert main([*words, "--label", "again", "--set", "seed=3", "--report", str(tmp_path / "results.md")]) == 0
+    both = (tmp_path / "results.md").read_text(encoding="utf-8")
+    again = StudyResult.from_json((out / "components-again.json").read_text(encoding="utf-8"))
+    assert again.config["seed"] == 3 and StudyResult.from_json((out / "components.json").read_text()) == saved
+    assert both.index(saved.config["command"]) < both.index("Once more") < both.index(again.config["command"])
+    assert "1 studies" not in both and both.count("### ") == 1
     assert main(["study", "--list"]) == 0
     assert main(["study", "nonsense"]) == 2 and "There is no study" in capsys.readouterr().err
 

@@ -54,6 +54,19 @@ def test_a_study_runs_and_its_result_stays(studies):
     assert set(app.session_state["_studies"]) == {"capacity_kept", "capacity_quality"}
 
 
+@pytest.mark.parametrize("name", ["capacity_kept", "long_contexts"])
+@pytest.mark.parametrize("spec", ["text:{}", "text:file={}", "longbench:{}", "niah_single_2 longbench:source={}"])
+def test_no_file_of_the_server_can_be_named(studies, name, spec, tmp_path):
+    (tmp_path / "secret.txt").write_text("A secret of the server. " * 300)
+    study = STUDIES[name]
+    studies.segmented_control(key="group").set_value(study.group).run()
+    key = "task" if "task" in study.settings else "tasks"
+    studies.text_input(key=f"{name}_{key}").set_value(spec.format(tmp_path / "secret.txt")).run()
+    assert studies.button(key=f"run_{name}").disabled and studies.error and not studies.exception
+    studies.text_input(key=f"{name}_{key}").set_value("text").run()
+    assert not studies.button(key=f"run_{name}").disabled and not studies.error
+
+
 def test_a_study_runs_on_the_prompt_of_the_sidebar(studies):
     studies.segmented_control(key="measured_on").set_value("this prompt").run()
     app = run(studies, "capacity_kept")

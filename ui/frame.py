@@ -90,26 +90,20 @@ def policy_picker(experiment: Experiment) -> Policy:
 
 def other_picker(experiment: Experiment) -> Policy | None:
     """Choose a second policy to compare with, or none; the pages that ask share it, and it stands in the link."""
-    state, none, count = st.session_state, -1, len(experiment.policies)
-    asked = st.query_params.get("minus", "")
-    if state.get("minus") is None:  # on each page anew
-        state.minus = state.get("_minus", int(asked) if asked.isdecimal() and len(asked) < 3 else none)
-    if state.minus >= count:
-        state.minus = none
+    policies, none = experiment.policies, -1
+    if int(st.session_state.get("minus") or 0) >= len(policies):
+        st.session_state.minus = none
     index = st.selectbox(
         "Compared with",
-        [none, *range(count)],
+        [none, *range(len(policies))],
         key="minus",
-        format_func=lambda i: "nothing" if i == none else experiment.policies[i].label,
+        format_func=lambda i: "nothing" if i == none else policies[i].label,
+        bind="query-params",
+        persist_state="session",
         help="A second policy shows the difference of the two: purple (and a solid line) where the first is higher or keeps "
         "a token in more heads, orange (and a dotted line) where the second is or does.",
     )
-    state._minus = index
-    if index != none:
-        st.query_params["minus"] = str(index)
-    elif asked:
-        del st.query_params["minus"]
-    return None if index == none else experiment.policies[index]
+    return None if index == none else policies[index]
 
 
 def head_picker(experiment: Experiment, layers: int, heads: int) -> tuple[int, int]:

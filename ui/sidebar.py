@@ -7,7 +7,7 @@ import streamlit as st
 from kvviz import memory
 from kvviz.experiment import MAX_POLICIES, OWN, Experiment
 from kvviz.host import ModelSpec
-from kvviz.models import ModelError, available, default_name
+from kvviz.models import ModelError, available, default_name, yarn
 from kvviz.policies import METHODS
 from kvviz.presets import PRESETS
 from ui import budget, html, jobs, options
@@ -29,6 +29,7 @@ from ui.state import (
 
 DEVICES = (BEST, "cpu", "cuda", "mps", "auto")
 DTYPES = (USUAL, "bf16", "fp16", "fp32")
+FACTORS = (1.0, 2.0, 4.0, 8.0, 16.0)
 
 
 def sidebar() -> None:
@@ -74,7 +75,7 @@ def _model() -> None:
             help="A name from the list, or type a Hugging Face id, a local folder or a .gguf file of the supported families.",
             on_change=_load,
         )
-        with row.popover("", icon=":material/tune:", help="Device and precision"):
+        with row.popover("", icon=":material/tune:", help="Device, precision and positions"):
             st.selectbox(
                 "Device",
                 DEVICES,
@@ -91,7 +92,31 @@ def _model() -> None:
                 persist_state="session",
                 help="Of weights and cache. As usual: bf16 on a GPU, fp32 on a CPU.",
             )
+            _positions()
         _status(made)
+
+
+def _positions() -> None:
+    """YaRN's factor; it is part of the model's name."""
+    state = st.session_state
+    try:
+        _, state.yarn = yarn.split(state.model)
+    except ModelError:  # a mistyped factor; loading says so
+        state.yarn = 1.0
+    st.selectbox(
+        "Positions",
+        list(dict.fromkeys([*FACTORS, state.yarn])),
+        key="yarn",
+        format_func=lambda factor: "as the model has them" if factor == 1 else f"× {factor:g} (YaRN)",
+        on_change=_stretch,
+        help="YaRN slows the rotations down, so that texts longer than the model was trained on fit. It costs some quality.",
+    )
+
+
+def _stretch() -> None:
+    state = st.session_state
+    state.model = yarn.join(state.model.split(":yarn=")[0], state.yarn)
+    _load()
 
 
 def _load() -> None:

@@ -41,6 +41,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--plain", action="store_true", help="plain text, without the chat template")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write NAME.json and NAME.csv here")
+    parser.add_argument(
+        "--label", default="", help="write NAME-LABEL.json: a further run of a study, shown below the first"
+    )
     parser.add_argument("--report", type=Path, metavar="FILE.md", help="write a report of all results in DIR")
     parser.add_argument(
         "--images", type=Path, metavar="DIR", help="also draw the figures, for the report (needs Playwright)"
@@ -56,7 +59,7 @@ def run(options: Namespace) -> None:
         return
     names = list(STUDIES) if options.all else options.study
     if options.missing and options.out:
-        names = [name for name in names if not (options.out / f"{name}.json").exists()]
+        names = [name for name in names if not (options.out / f"{_file(name, options.label)}.json").exists()]
     if not names and not (options.report or options.images):
         raise StudyError(f"Name a study, or --all. There are {', '.join(STUDIES)}.")
     requests = [request(options, name) for name in names]
@@ -93,12 +96,17 @@ def _measure(requests: list[StudyRequest], options: Namespace) -> None:
         tell(1.0, "")
         if options.out:
             options.out.mkdir(parents=True, exist_ok=True)
-            (options.out / f"{each.study}.json").write_text(result.to_json(), encoding="utf-8")
-            (options.out / f"{each.study}.csv").write_text(result.to_csv(), encoding="utf-8")
+            file = _file(each.study, options.label)
+            (options.out / f"{file}.json").write_text(result.to_json(), encoding="utf-8")
+            (options.out / f"{file}.csv").write_text(result.to_csv(), encoding="utf-8")
         print(f"{each.study}: {study(each.study).finding(result)} ({result.config['seconds']:g} s)", flush=True)
 
 
 def results(folder: Path) -> list[StudyResult]:
-    """The results that a folder holds, in the order of the registry."""
-    files = [folder / f"{name}.json" for name in STUDIES]
+    """The results that a folder holds, in the order of the registry, further runs of a study after the first."""
+    files = [file for name in STUDIES for file in [folder / f"{name}.json", *sorted(folder.glob(f"{name}-*.json"))]]
     return [StudyResult.from_json(file.read_text(encoding="utf-8")) for file in files if file.exists()]
+
+
+def _file(name: str, label: str) -> str:
+    return f"{name}-{label}" if label else name

@@ -6,6 +6,7 @@ of safetensors, and only models that kvviz evicts correctly are loaded: the othe
     names.py      a name -> a folder on this machine; which names are allowed
     families.py   which architectures are supported, and why the others are not
     gguf.py       a GGUF file -> a folder of safetensors, once, in the cache
+    yarn.py       a name with :yarn=4 after it -> four times as many positions
     vocabulary.py a GGUF file's own vocabulary and merges -> a tokenizer
     packed.py     linear layers that decode faster on a CPU
     load.py       the folder -> the model, its tokenizer and its dimensions

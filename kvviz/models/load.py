@@ -26,6 +26,7 @@ from kvviz.models.errors import ModelError, Progress, brief, part, steady
 from kvviz.models.families import positions, read_config, sliding_layers
 from kvviz.models.names import Source, locate
 from kvviz.models.packed import can_pack, pack
+from kvviz.models.yarn import split, stretch
 
 _DTYPES = {
     "bf16": torch.bfloat16,
@@ -87,7 +88,7 @@ def load_model(
     """Load a model: the default one, a Hugging Face id, a local folder, or a `.gguf` file.
 
     Args:
-        name: what to load; see `available`.
+        name: what to load; see `available`. With `:yarn=4` after it, four times as many positions (see kvviz.models.yarn).
         device: "cpu", "cuda", "cuda:1", "mps", or "auto" to spread it over all GPUs; by default CUDA, MPS or CPU,
             whichever is there first.
         dtype: "bf16", "fp16" or "fp32"; by default bf16 on a GPU and fp32 on a CPU.
@@ -97,10 +98,12 @@ def load_model(
     """
     place, kind = _device(device), _dtype(dtype)
     report = steady(progress)
-    source = locate(name, part(report, 0.0, 0.8))
+    base, factor = split(name)
+    source = locate(base, part(report, 0.0, 0.8))
     report(0.8, "loading the weights")
     with _quiet():
         config = read_config(source.folder, name)
+        stretch(config, factor, base)
         kind = kind or _default_dtype(place)
         tokenizer = _read_tokenizer(source.folder, name)
         model = _read_weights(source.folder, name, config, place, kind)

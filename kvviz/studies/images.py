@@ -15,7 +15,7 @@ DRAW = "json => { const f = JSON.parse(json); return Plotly.react('figure', f.da
 
 
 def images(results: Sequence[StudyResult], folder: Path) -> list[Path]:
-    """Draw every result's figure as `results-NAME.png`.
+    """Draw every result's figure as `results-NAME.png`; of several results of one study the first.
 
     Raises:
         StudyError: Playwright or a browser is missing.
@@ -36,7 +36,7 @@ def images(results: Sequence[StudyResult], folder: Path) -> list[Path]:
             raise StudyError("Images need a browser: playwright install chromium, or leave --images out.") from error
         page = browser.new_page(viewport={"width": WIDTH + 20, "height": 900}, device_scale_factor=1.5)
         page.set_content(f"<script>{get_plotlyjs()}</script><div id='figure'></div>")
-        for result in results:
+        for result in {each.study: each for each in reversed(results)}.values():
             figure = STUDIES[result.study].figure(result).update_layout(width=WIDTH, paper_bgcolor="white")
             page.evaluate(DRAW, figure.to_json())
             made.append(folder / f"results-{result.study}.png")

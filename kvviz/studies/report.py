@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from pathlib import Path
 
 from kvviz.figures.studies import Chart, Panel, means
@@ -33,19 +33,25 @@ needs no labels and says something on a small model, where task scores are mostl
 
 
 def report(results: Sequence[StudyResult], images: Path | None = None, beside: Path | None = None) -> str:
-    """The page.
+    """The page; of several results of one study the first is its own, and the others follow below it.
 
     Args:
         images: folder of NAME.png; those that are there are shown.
         beside: the folder that the page lies in, for relative links.
     """
-    known = {result.study: result for result in results}
-    parts = [INTRODUCTION, _setting(results), _summary(known)]
+    known: dict[str, StudyResult] = {}
+    further: dict[str, list[StudyResult]] = {}
+    for result in results:
+        if known.setdefault(result.study, result) is not result:
+            further.setdefault(result.study, []).append(result)
+    parts = [INTRODUCTION, _setting(list(known.values())), _summary(known)]
     for group in GROUPS:
         mine = [STUDIES[name] for name in STUDIES if name in known and STUDIES[name].group == group]
         if mine:
             parts.append(f"## {group.capitalize()}")
-            parts += [_section(each, known[each.name], images, beside) for each in mine]
+            for each in mine:
+                parts.append(_section(each, known[each.name], images, beside))
+                parts += [_again(each, result) for result in further.get(each.name, ())]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
@@ -54,12 +60,17 @@ def _setting(results: Sequence[StudyResult]) -> str:
         return "No results yet."
     config = results[0].config
     versions = ", ".join(f"{name} {version}" for name, version in config["versions"].items())
+    longest = max(results, key=lambda result: result.config["seconds"])
+    total = sum(result.config["seconds"] for result in results)
     return (
         f"Model {config['model']}, revision `{config['revision']}`, {config['dtype']} on {config['device']} with "
-        f"{config['threads']} thread(s); {versions}; {len(results)} studies. Seconds are wall time on a machine that other work "
-        "shared, and that now and then stopped these runs altogether: they are no measure of how long a study takes, and the "
-        "times of the cost studies are not clean."
+        f"{config['threads']} thread(s); {versions}; {_count(results)} in {total / 60:.0f} minutes, the longest, "
+        f"{STUDIES[longest.study].title.lower()!r}, in {longest.config['seconds']:.0f} s."
     )
+
+
+def _count(results: Sized) -> str:
+    return "1 study" if len(results) == 1 else f"{len(results)} studies"
 
 
 def _summary(known: dict[str, StudyResult]) -> str:
@@ -70,7 +81,7 @@ def _summary(known: dict[str, StudyResult]) -> str:
             lines.append(f"| [{study.title}](#{name.replace('_', '-')}) | {study.source} | {verdict} |")
     counts = {words: sum(words in line for line in lines) for words in (AGREES, PARTLY, DIFFERS, OPEN)}
     said = ", ".join(f"{words.lower()}: {count}" for words, count in counts.items() if count)
-    return "\n".join(["## In short", "", *lines, "", f"Of {len(known)} studies, {said}."])
+    return "\n".join(["## In short", "", *lines, "", f"Of {_count(known)}, {said}."])
 
 
 def _section(study: Study, result: StudyResult, images: Path | None, beside: Path | None) -> str:
@@ -85,11 +96,23 @@ def _section(study: Study, result: StudyResult, images: Path | None, beside: Pat
     parts += tables(study.chart, result.rows)
     if study.doubt:
         parts.append(f"**Doubts about the paper's own numbers, or about this comparison.** {study.doubt}")
+    return "\n\n".join([*parts, *_how(study, result)])
+
+
+def _again(study: Study, result: StudyResult) -> str:
+    """A further run of a study, with another model or other settings."""
+    parts = [f"**Once more, {result.config['model']}.** {study.finding(result)}", *tables(study.chart, result.rows)]
+    return "\n\n".join([*parts, *_how(study, result)])
+
+
+def _how(study: Study, result: StudyResult) -> list[str]:
+    """Settings, time and command."""
     noisy = " The numbers are times: other work on the machine disturbs them." if study.timings else ""
     settings = ", ".join(f"{key} {_words(value)}" for key, value in result.config["settings"].items())
-    parts.append(f"Settings: {settings}. It took {result.config['seconds']:.0f} s.{noisy} Full size: {study.full}")
-    parts.append(f"```bash\n{result.config['command']}\n```")
-    return "\n\n".join(parts)
+    return [
+        f"Settings: {settings}. It took {result.config['seconds']:.0f} s.{noisy} Full size: {study.full}",
+        f"```bash\n{result.config['command']}\n```",
+    ]
 
 
 def _words(value: object) -> str:

@@ -209,6 +209,20 @@ class StudyRequest:
         result.config["command"] = self.command()
         yield Finished(result)
 
+    def paths(self) -> tuple[str, ...]:
+        """The files on this machine that its tasks would read.
+
+        Raises:
+            TaskError: a task that there is not.
+            StudyError: a setting that there is not.
+        """
+        from kvviz import tasks
+        from kvviz.studies import study
+
+        chosen = study(self.study).chosen(dict(self.settings))
+        named = [chosen["task"]] if "task" in chosen else chosen.get("tasks", ())
+        return tuple(filter(None, (tasks.parse(name).path for name in named)))
+
     def command(self) -> str:
         """The command line that repeats it; a prompt of one's own is to be saved as prompt.txt first."""
         words = ["python", "-m", "kvviz", "study", self.study]

@@ -234,6 +234,11 @@ class LongBench(Task):
     metric: ClassVar[str] = ""
     max_new_tokens: ClassVar[int] = 512
 
+    @property
+    def path(self) -> str:
+        """See Task."""
+        return "" if self.source.removesuffix("_e") in DATA_SETS else self.source
+
     def draft(self, draw: Draw, size: int) -> Draft:
         """Records are read, not written."""
         raise NotImplementedError

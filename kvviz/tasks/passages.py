@@ -40,6 +40,11 @@ class Passage(Task):
         require(self.follow in ("text", "output"), f"follow is text or output; got {self.follow!r}.")
         require(1 <= self.words <= 10_000, f"words is a number from 1 to 10,000; got {self.words}.")
 
+    @property
+    def path(self) -> str:
+        """See Task."""
+        return self.file
+
     def draft(self, draw: Draw, size: int) -> Draft:
         """size: words after the first."""
         return Draft("", "".join(self._pieces(draw)[: size + 1]), "", ())

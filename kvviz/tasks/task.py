@@ -172,6 +172,11 @@ class Task(ABC):
         return {name: getattr(self, name) for name in self.option_names()}
 
     @property
+    def path(self) -> str:
+        """The file on this machine that it reads, or nothing."""
+        return ""
+
+    @property
     def spec(self) -> str:
         """The task as a short string; `kvviz.tasks.parse` makes it again."""
         from kvviz.tasks.registry import TASKS
