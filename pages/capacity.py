@@ -14,7 +14,7 @@ def charts(curves: CapacityCurves, key: str, head: tuple[int, int] | None = None
     for which, column in zip(CAPACITIES, st.columns(3), strict=True):
         with column:
             figure = capacity.curve(curves, which, removed, ui.is_dark(), head)
-            ui.chart(figure, key=f"{key}_{which}", alt=capacity.curve_alt(curves, which, removed, head))
+            ui.chart(figure, key=f"{key}_{which}", alt=capacity.curve_alt(curves, which, head=head))
 
 
 def all_heads() -> CapacityCurves:
@@ -79,9 +79,9 @@ ui.header(experiment)
 state = ui.prompt_state(experiment, probes=any("probes" in policy.scorer.needs for policy in experiment.policies))
 numbers = analysis.of(state)
 removed = 1 - min(experiment.budget, state.n_tokens) / state.n_tokens
-st.html(style.legend({policy.label: policy.name for policy in experiment.policies}))
+st.html(style.legend({policy.label: policy.name for policy in experiment.policies} | {"full cache": "full"}))
 mean = st.container()
-layer, head = ui.head_picker(experiment, len(state.layers), state.layers[0].queries.shape[0])
+layer, head = ui.head_picker(len(state.layers), state.layers[0].queries.shape[0])
 kv_head = head // state.layers[layer].groups
 try:
     own = numbers.head_capacity(experiment.policies, SHARES, layer, kv_head)

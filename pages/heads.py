@@ -11,15 +11,16 @@ from kvviz.figures import heads
 def controls() -> tuple:
     """Measure, policy, and the policy that is taken away from it."""
     left, middle, right = st.columns(3, vertical_alignment="bottom")
+    ui.start_from_link("measure", list(MEASURES))
     measure = left.selectbox(
         "Measure",
         list(MEASURES),
         key="measure",
         format_func=lambda key: MEASURES[key].title,
-        bind="query-params",
         persist_state="session",
         help="\n\n".join(f"**{m.title}.** {m.help}" for m in MEASURES.values()),
     )
+    ui.put_into_link("measure", measure, next(iter(MEASURES)))
     with middle:
         policy = ui.policy_picker(experiment)
     with right:
@@ -66,7 +67,7 @@ st.caption(
 )
 left, right = st.columns([3, 1], vertical_alignment="bottom")
 with left:
-    layer, head = ui.head_picker(experiment, *data[measure].shape)
+    layer, head = ui.head_picker(*data[measure].shape)
 right.button(
     "Open in Values",
     key="open",

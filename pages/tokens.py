@@ -64,7 +64,7 @@ with left:
     text.listen(token, pick)
 with right:
     st.html(f'<h2 class="kv-h2">Why token {token:,}</h2>' + text.quote(texts, token))
-    layer, head = ui.head_picker(experiment, len(state.layers), state.layers[0].queries.shape[0])
+    layer, head = ui.head_picker(len(state.layers), state.layers[0].queries.shape[0])
     st.markdown(why.verdict(first, reason, layer, head // state.layers[0].groups))
     if state.layers[layer].sliding:
         st.caption("Choose a layer without a sliding window for the parts of the score.")

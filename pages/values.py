@@ -6,11 +6,15 @@ import ui
 from kvviz import analysis
 from kvviz.analysis import HeadView
 from kvviz.experiment import Size
-from kvviz.figures import values
+from kvviz.figures import style, values
+from kvviz.figures.angle import angle, angle_alt
 from kvviz.figures.style import number
+from ui.html import on_phones, picture
 from ui.state import set_size
 
 ROW = '<tr><td>{}</td><td class="kv-symbol">{}</td><td class="kv-number">{}</td></tr>'
+
+PHONE = 366  # pixels that a figure has on a narrow screen
 
 STEPS = {"Up": ("layer", -1), "Down": ("layer", 1), "Left": ("head", -1), "Right": ("head", 1)}
 
@@ -22,11 +26,10 @@ def step(which: str, by: int, count: int) -> None:
 
 def pickers(layers: int, heads: int) -> tuple:
     """Policy, layer, head, and four small buttons that the arrow keys press."""
-    left, middle, right = st.columns([2, 2, 1], vertical_alignment="bottom")
+    left, *middle, right = st.columns([2, 1, 1, 1], vertical_alignment="bottom")
     with left:
         policy = ui.policy_picker(experiment)
-    with middle:
-        layer, head = ui.head_picker(experiment, layers, heads)
+    layer, head = ui.head_picker(layers, heads, middle)
     with right.container(horizontal=True, gap="small", key="steps"):
         for key, (which, by) in STEPS.items():
             count = layers if which == "layer" else heads
@@ -65,7 +68,8 @@ def facts(view: HeadView) -> str:
         (f"after correction, {order}", "‖f − f̂‖ / ‖f‖", f"{number(100 * view.corrected_error)}%"),
         ("lost mass beyond estimate", "log Z<sub>E</sub> − log Ẑ<sub>E</sub>", f"{number(view.log_z_gap)} nats"),
     ]
-    return f'<table class="kv-facts" data-testid="kv-facts">{"".join(ROW.format(*row) for row in rows)}</table>'
+    table = f'<table class="kv-facts" data-testid="kv-facts">{"".join(ROW.format(*row) for row in rows)}</table>'
+    return picture(angle(view, ui.is_dark()), angle_alt(view), height=260) + table
 
 
 def averaged(view: HeadView) -> str:
@@ -94,14 +98,15 @@ with left:
     texts = numbers.texts(ui.engine_for(experiment.model).tokenizer.decode)
     ui.chart(values.plane(view, texts, ui.is_dark()), key="plane", alt=values.plane_alt(view))
 with right:
-    if view.n_kept < view.n_tokens:
-        ui.chart(values.angle(view, ui.is_dark()), key="angle", alt=values.angle_alt(view))
-    st.html(facts(view))
+    st.html(facts(view) + on_phones("plane", min(values.plane_height(view), values.plane_height(view, PHONE))))
     st.caption(averaged(view))
 curves = numbers.error_by_budget(experiment.policies, None, layer, head)
-st.html(f'<h2 class="kv-h2">Error of layer {layer}, head {head} against the budget</h2>')
+title = f'<h2 class="kv-h2">Error of layer {layer}, head {head} against the budget</h2>'
+st.html(title + style.legend(curves.policies))
 strip = values.strip(curves, budget, ui.is_dark(), view.label)
-ui.chart(strip, key="strip", alt=values.strip_alt(curves, budget), on_select=pick_budget)
+ui.chart(strip, key="strip", alt=values.strip_alt(curves), on_select=pick_budget)
 st.caption(
-    "Relative error, mean over the same queries, log scales. A click on a point makes its budget the current one."
+    "Relative error, mean over the same queries, log scales"
+    + (f"; dotted and thin: {view.label} with the estimate above" if view.label in curves.corrected else "")
+    + ". The vertical line is the current budget; a click on a point makes its budget the current one."
 )

@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import numpy as np
 import plotly.graph_objects as go
@@ -14,7 +15,7 @@ import pytest
 
 import kvviz
 from kvviz import analysis
-from kvviz.figures import capacity, heads, style, values
+from kvviz.figures import angle, capacity, heads, style, values
 from tests.test_decode import state_of
 
 BOTH = pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -59,7 +60,7 @@ def texts(figure: go.Figure) -> str:
 
 @BOTH
 def test_every_value_is_on_the_plane_once_on_its_side(view, dark):
-    evicted, sign, kept = valid(values.plane(view, dark=dark)).data
+    evicted, sign, kept, *_ = valid(values.plane(view, dark=dark)).data
     assert (len(kept.x), len(evicted.x)) == (20, view.n_tokens - 20)
     assert (kept.name, sign.name) == ("kept: 20", f"evicted: {view.n_tokens - 20}")
     for trace, side in ((kept, view.kept), (evicted, ~view.kept)):
@@ -86,7 +87,7 @@ def test_axes_do_not_depend_on_the_budget_or_the_policy(numbers):
 
 def test_tokens_are_on_the_hover_and_harmless(view):
     words = ["<b>&</b>", *(f"t{i}" for i in range(1, view.n_tokens))]
-    evicted, _, kept = valid(values.plane(view, words)).data
+    evicted, _, kept, *_ = valid(values.plane(view, words)).data
     shown = dict(zip(kept.customdata[:, 0], kept.text, strict=True))
     shown |= dict(zip(evicted.customdata[:, 0], evicted.text, strict=True))
     assert shown[0] == "&lt;b&gt;&amp;&lt;/b&gt;" and shown[5] == "t5" and len(shown) == view.n_tokens
@@ -94,28 +95,29 @@ def test_tokens_are_on_the_hover_and_harmless(view):
 
 def test_long_prompts_draw_every_kept_entry_and_at_most_so_many(view, monkeypatch):
     monkeypatch.setattr(values, "MAX_POINTS", 50)
-    evicted, sign, kept = values.plane(view).data
+    evicted, sign, kept, *_ = values.plane(view).data
     assert len(kept.x) == 20 and len(evicted.x) <= 30 and "one in" in sign.name
 
 
 @BOTH
 def test_four_arrows_start_at_the_origin_and_end_where_they_should(view, dark):
-    notes = valid(values.plane(view, dark=dark)).layout.annotations
-    arrows = {note.name: note for note in notes if note.showarrow and note.name}
+    arrows = {trace.name: trace for trace in valid(values.plane(view, dark=dark)).data if trace.name in values.ARROWS}
     assert list(arrows) == ["f", "f_R", "f_E", "estimate"]
-    for name, note in arrows.items():
-        assert (note.ax, note.ay) == pytest.approx(tuple(view.origin))
+    for name, arrow in arrows.items():
+        (x0, x), (y0, y) = arrow.x, arrow.y
+        assert (x0, y0) == pytest.approx(tuple(view.origin))
         end = view.origin + view.scale * (view.arrows[name] - view.origin)
         if name != "estimate":
-            assert (note.x, note.y) == pytest.approx(tuple(end), rel=1e-5)
-        assert view.x_range[0] <= note.x <= view.x_range[1] and view.y_range[0] <= note.y <= view.y_range[1]
-    assert len({note.arrowcolor for note in arrows.values()}) == 4
+            assert (x, y) == pytest.approx(tuple(end), rel=1e-5)
+        assert view.x_range[0] <= x <= view.x_range[1] and view.y_range[0] <= y <= view.y_range[1]
+        assert arrow.marker.symbol == "arrow" and arrow.marker.angleref == "previous"
+    assert len({arrow.line.color for arrow in arrows.values()}) == 4
     assert (f"{view.scale} times longer" in texts(values.plane(view))) == (view.scale > 1)
 
 
 def test_where_nothing_is_evicted_only_f_is_drawn(numbers):
     figure = valid(values.plane(numbers.head(POLICIES[0], 10_000, 1, 2)))
-    assert {note.name for note in figure.layout.annotations if note.showarrow and note.name} == {"f"}
+    assert {trace.name for trace in figure.data if trace.name in values.ARROWS} == {"f"}
     assert len(figure.data[0].x) == 0
 
 
@@ -127,19 +129,25 @@ def test_labels_do_not_cover_each_other():
 
 @BOTH
 def test_the_angle_is_true(numbers, dark):
+    """Read from the drawing itself: the arrows' heads stand where f_E, f_R and f end."""
     for head in range(4):
         view = numbers.head(POLICIES[0], 20, 2, head)
-        figure = valid(values.angle(view, dark))
-        tips = {
-            d.hovertemplate.split(",")[0]: (d.x[1], d.y[1]) for d in figure.data if "length" in (d.hovertemplate or "")
-        }
-        f_R, f_E, f = (np.array(tips[values.ARROWS[name][0]]) for name in ("f_R", "f_E", "f"))
-        assert np.degrees(np.arctan2(f_E[1], f_E[0])) == pytest.approx(view.angle) and f_R[1] == 0
+        drawing = ElementTree.fromstring(angle.angle(view, dark))
+        moves = [part.get("transform") for part in drawing.iter() if part.get("transform")]
+        f_E, f_R, f = (np.array(re.findall(r"-?[\d.]+", move)[:2], float) * [1, -1] / angle.UNIT for move in moves)
+        assert np.degrees(np.arctan2(f_E[1], f_E[0])) == pytest.approx(view.angle, abs=0.5) and f_R[1] == 0
         ratio = view.lengths["f_E"] / view.lengths["f_R"]
-        assert np.linalg.norm(f_E) / np.linalg.norm(f_R) == pytest.approx(ratio)
-        assert f == pytest.approx(f_R + view.w_E * (f_E - f_R))
-        assert f"{view.angle:.0f}°" in texts(figure)
-        assert f"{style.number(100 * view.relative_error)}%" in texts(figure)
+        assert np.linalg.norm(f_E) / np.linalg.norm(f_R) == pytest.approx(ratio, rel=0.02)
+        assert f == pytest.approx(f_R + view.w_E * (f_E - f_R), abs=0.01)
+        said = "".join(drawing.itertext())
+        assert f"{view.angle:.0f}°" in said and f"error {style.number(100 * view.relative_error)}%" in said
+        assert style.colour("capkv", dark) in ElementTree.tostring(drawing, "unicode")
+        assert f"{view.angle:.0f} degrees" in angle.angle_alt(view)
+
+
+def test_labels_of_the_angle_stand_apart():
+    heights = angle._apart({"f": 0.02, "f_R": 0.0, "f_E": 0.9})
+    assert heights["f_R"] == 0 and heights["f"] == pytest.approx(angle.ROOM) and heights["f_E"] == 0.9
 
 
 @BOTH
@@ -233,6 +241,26 @@ def test_capacity_curves_hold_means_bands_and_one_head(numbers, which, dark):
     assert "mean over layers" in capacity.curve_alt(curves, which, 0.8)
 
 
+@BOTH
+def test_the_line_at_the_budget_is_all_that_moves(numbers, dark):
+    """Taken out, it leaves the same figure wherever it stood, and says where that was."""
+    errors, kept = numbers.error_by_budget(POLICIES, None, 1, 2), numbers.capacity(POLICIES[:2])
+    for draw, low, high in (
+        (lambda x: values.strip(errors, x, dark), 20, 60),
+        (lambda x: capacity.curve(kept, "KU", x / 100, dark), 30, 75),
+    ):
+        one, two = (style.bake(draw(x), dark) for x in (low, high))
+        lines = [style.lift(figure) for figure in (one, two)]
+        assert one.to_json() == two.to_json() and style.HERE not in one.to_json()
+        axis = one._layout["xaxis"]
+        for x, line in zip((low, high), lines, strict=True):
+            at = axis["range"][0] + line.at * (axis["range"][1] - axis["range"][0])
+            assert (10**at if axis.get("type") == "log" else at) == pytest.approx(x)
+        assert axis["fixedrange"] and not axis["automargin"] and not one._layout["yaxis"]["automargin"]
+        assert lines[0].height + lines[0].top + one._layout["margin"]["b"] == one._layout["height"]
+    assert style.lift(style.bake(values.plane(numbers.head(POLICIES[0], 20, 1, 2)))) is None
+
+
 def test_points_left_out_are_bridged(numbers):
     curves = numbers.capacity(POLICIES)
     line = next(d for d in valid(capacity.curve(curves, "K", 0.5)).data if d.name == POLICIES[2].label)
@@ -309,7 +337,7 @@ def test_settings_of_one_method_look_different(dark):
 
 def test_the_common_legend_names_every_policy_once():
     made = style.legend({"CapKV": "capkv", "<i>": "momentkv"})
-    assert made.count("repeating-linear-gradient") == 3 and "&lt;i&gt;" in made and "full cache" in made
+    assert made.count("repeating-linear-gradient") == 2 and "&lt;i&gt;" in made and "<i>" not in made
     assert style.colour("momentkv") in made and style.colour("momentkv", dark=True) in made
 
 

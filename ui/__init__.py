@@ -1,6 +1,6 @@
 """The Streamlit code that pages share. A page is: experiment = ui.experiment(); state = ui.prompt_state(experiment); draw."""
 
-from ui.frame import chart, head_picker, is_dark, other_picker, policy_picker
+from ui.frame import chart, head_picker, is_dark, other_picker, policy_picker, put_into_link, start_from_link
 from ui.host import engine_for, host, session_id
 from ui.jobs import history, prompt_state
 from ui.pages import experiment, frame, header
@@ -20,5 +20,7 @@ __all__ = [
     "other_picker",
     "policy_picker",
     "prompt_state",
+    "put_into_link",
     "session_id",
+    "start_from_link",
 ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import plotly.graph_objects as go
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from kvviz.experiment import OWN, PARAMETERS, Experiment, to_query
 from kvviz.figures import style
@@ -42,9 +45,13 @@ def head(title: str, experiment: Experiment) -> None:
     row = right.container(horizontal=True, horizontal_alignment="right", gap="small", key="title")
     with row:
         glossary()
-    with row.popover("Link", icon=":material/link:", type="tertiary", help="This view, to be opened elsewhere"):
-        st.caption("Opens this page with the same experiment." + OWN_TEXT * (experiment.preset == OWN))
-        st.code(link(experiment), language=None, wrap_lines=True)
+    help = "This view, to be opened elsewhere"
+    with row.popover(
+        "Link", icon=":material/link:", type="tertiary", key="link", help=help, on_change="rerun"
+    ) as place:
+        if place.open:
+            st.caption("Opens this page with the same experiment." + OWN_TEXT * (experiment.preset == OWN))
+            st.code(link(experiment), language=None, wrap_lines=True)
 
 
 OWN_TEXT = " Your own text is not part of it: paste it there under Edit."
@@ -60,13 +67,18 @@ def link(experiment: Experiment) -> str:
 
 
 def chart(figure: go.Figure, key: str, alt: str, on_select: Callable | str | None = None):
-    """A figure in the width of its place; returns what was selected where `on_select` is given."""
+    """A figure in the width of its place; returns what was selected where `on_select` is given.
+
+    A line at the present budget (`style.here`) is drawn over the figure, which need not be drawn anew when the line moves.
+    """
     options = {} if on_select is None else {"on_select": on_select, "selection_mode": "points"}
     if on_select is not None:
         figure.update_layout(clickmode="event+select")  # what Streamlit sets, from the start
-    return st.plotly_chart(
-        style.bake(figure, is_dark()), key=key, alt=alt, theme=None, width="stretch", config=CHART, **options
-    )
+    line = style.lift(style.bake(figure, is_dark()))
+    with st.container(gap=None, key=f"under_{key}") if line else nullcontext():
+        if line:
+            st.html(html.line_over(line))
+        return st.plotly_chart(figure, key=key, alt=alt, theme=None, width="stretch", config=CHART, **options)
 
 
 def policy_picker(experiment: Experiment) -> Policy:
@@ -75,8 +87,8 @@ def policy_picker(experiment: Experiment) -> Policy:
     if not policies:
         st.info("No policy is chosen. Choose one in the sidebar.")
         st.stop()
-    if int(st.session_state.get("policy") or 0) >= len(policies):
-        st.session_state.policy = 0
+    chosen = int(st.session_state.get("policy") or 0)
+    st.session_state.policy = chosen if chosen < len(policies) else 0
     index = st.selectbox(
         "Policy",
         range(len(policies)),
@@ -91,26 +103,43 @@ def policy_picker(experiment: Experiment) -> Policy:
 def other_picker(experiment: Experiment) -> Policy | None:
     """Choose a second policy to compare with, or none; the pages that ask share it, and it stands in the link."""
     policies, none = experiment.policies, -1
-    if int(st.session_state.get("minus") or 0) >= len(policies):
-        st.session_state.minus = none
+    choices = [none, *range(len(policies))]
+    start_from_link("minus", choices)
     index = st.selectbox(
         "Compared with",
-        [none, *range(len(policies))],
+        choices,
         key="minus",
         format_func=lambda i: "nothing" if i == none else policies[i].label,
-        bind="query-params",
         persist_state="session",
         help="A second policy shows the difference of the two: purple (and a solid line) where the first is higher or keeps "
         "a token in more heads, orange (and a dotted line) where the second is or does.",
     )
+    put_into_link("minus", index, none)
     return None if index == none else policies[index]
 
 
-def head_picker(experiment: Experiment, layers: int, heads: int) -> tuple[int, int]:
-    """Choose a layer and a query head."""
+def start_from_link(key: str, choices: Sequence[Any]) -> None:
+    """Before a page draws a control of its own: give it the link's choice on the first visit, and the session's afterwards."""
+    state, asked = st.session_state, st.query_params.get(key)
+    here = state[key] if key in state else next((choice for choice in choices if str(choice) == asked), None)
+    state[key] = (
+        here if here in choices else choices[0]
+    )  # said on every page anew: a new page's control does not know it
+
+
+def put_into_link(key: str, value: Any, usual: Any) -> None:
+    """After it was drawn: its choice becomes part of the address, unless it is the usual one."""
+    if value != usual:
+        st.query_params[key] = str(value)
+    elif key in st.query_params:
+        del st.query_params[key]
+
+
+def head_picker(layers: int, heads: int, places: Sequence[DeltaGenerator] | None = None) -> tuple[int, int]:
+    """Choose a layer and a query head, side by side or in two given places."""
     state = st.session_state
     state.layer, state.head = min(int(state.layer or 0), layers - 1), min(int(state.head or 0), heads - 1)
-    left, right = st.columns(2)
+    left, right = places or st.columns(2)
     layer = left.selectbox(
         "Layer",
         range(layers),

@@ -4,11 +4,12 @@ Streamlit reads Markdown."""
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections.abc import Iterable
 from html import escape
 
 from kvviz.experiment import Experiment
-from kvviz.figures.style import colour
+from kvviz.figures.style import Line, colour
 from kvviz.memory import Memory, words
 from kvviz.models import Loaded
 from kvviz.policies import Scorer
@@ -19,6 +20,25 @@ PAPERS = "https://arxiv.org/abs/"
 def plain(text: str) -> str:
     """Text from elsewhere, for a place that reads Markdown."""
     return re.sub(r"([\\`*_{}\[\]<>()#+!|$~:&-])", r"\\\1", text)
+
+
+def picture(svg: str, alt: str, height: int) -> str:
+    """A drawing of our own, which must be SVG without anything from elsewhere in it."""
+    source = b64encode(svg.encode()).decode()
+    return f'<img class="kv-picture" alt="{escape(alt)}" src="data:image/svg+xml;base64,{source}" style="height:{height}px">'
+
+
+def line_over(line: Line) -> str:
+    """A vertical line over the figure that follows."""
+    left = f"calc({line.left:g}px + (100% - {line.left + line.right:g}px) * {line.at:.5f})"
+    return f'<i class="kv-here" style="left:{left};top:{line.top:g}px;height:{line.height:g}px"></i>'
+
+
+def on_phones(key: str, height: int) -> str:
+    """A container's height in pixels where the screen is narrow; what would be below is blank."""
+    return (
+        f"<style>@media (max-width: 640px) {{ .st-key-{key} {{ max-height: {height}px; overflow: hidden }} }}</style>"
+    )
 
 
 def both(policy: str) -> str:

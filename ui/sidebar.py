@@ -75,25 +75,32 @@ def _model() -> None:
             help="A name from the list, or type a Hugging Face id, a local folder or a .gguf file of the supported families.",
             on_change=_load,
         )
-        with row.popover("", icon=":material/tune:", help="Device, precision and positions"):
-            st.selectbox(
-                "Device",
-                DEVICES,
-                key="device",
-                on_change=_load,
-                persist_state="session",
-                help="Where the model runs. The best there is: CUDA, then Apple's MPS, then the CPU.",
-            )
-            st.selectbox(
-                "Precision",
-                DTYPES,
-                key="dtype",
-                on_change=_load,
-                persist_state="session",
-                help="Of weights and cache. As usual: bf16 on a GPU, fp32 on a CPU.",
-            )
-            _positions()
+        about = "Device, precision and positions"
+        with row.popover("", icon=":material/tune:", key="place", help=about, on_change="rerun") as place:
+            if place.open:
+                _place()
         _status(made)
+
+
+def _place() -> None:
+    """Where and how the model runs."""
+    st.selectbox(
+        "Device",
+        DEVICES,
+        key="device",
+        on_change=_load,
+        persist_state="session",
+        help="Where the model runs. The best there is: CUDA, then Apple's MPS, then the CPU.",
+    )
+    st.selectbox(
+        "Precision",
+        DTYPES,
+        key="dtype",
+        on_change=_load,
+        persist_state="session",
+        help="Of weights and cache. As usual: bf16 on a GPU, fp32 on a CPU.",
+    )
+    _positions()
 
 
 def _positions() -> None:
@@ -278,18 +285,23 @@ def _choose() -> None:
 
 
 def _protection() -> None:
-    with st.expander("Protection", type="compact", key="part_protection", expanded=st.session_state.protect == EQUAL):
+    state = st.session_state
+    equal = state.protect == EQUAL
+    with st.expander("Protection", type="compact", key="part_protection", expanded=equal, on_change="rerun") as part:
+        if not part.open:
+            return
         st.segmented_control(
             "Protection",
             (PUBLISHED, EQUAL),
             key="protect",
             required=True,
+            persist_state="session",
             width="stretch",
             label_visibility="collapsed",
             help="Entries that are never evicted. Published settings differ, and that alone can decide a comparison; equal for "
             "all puts every policy on the same footing.",
         )
-        if st.session_state.protect == EQUAL:
+        if state.protect == EQUAL:
             left, right = st.columns(2)
             left.number_input(
                 "Sinks", 0, 1024, key="sinks", persist_state="session", help="First entries that every policy keeps."

@@ -16,12 +16,12 @@ from kvviz.analysis import Analysis
 from kvviz.analysis import tokens as by_token
 from kvviz.analysis.tokens import Shares
 from kvviz.experiment import MIB, Experiment, Size
+from kvviz.figures import angle as drawing
 from kvviz.figures import tour as figures
-from kvviz.figures import values
 from kvviz.prompts import PromptError
 from ui import cards, jobs
 from ui.frame import chart, is_dark
-from ui.html import both
+from ui.html import both, picture
 from ui.switch import open_page
 
 LEVELS = 16
@@ -158,7 +158,7 @@ def angle(scene: Scene) -> Told:
     with scene.figure:
         layer, head = getattr(tour.pair(scene.numbers), which)
         view = scene.numbers.head(tour.SNAPKV, tour.BUDGET, layer, head)
-        chart(values.angle(view, is_dark(), height=340), key="tour_angle", alt=values.angle_alt(view))
+        st.html(picture(drawing.angle(view, is_dark()), drawing.angle_alt(view), height=300))
         st.caption(
             "f is the full output, f_R that of what is kept, f_E that of what is evicted; true to length and angle."
         )

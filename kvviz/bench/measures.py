@@ -24,6 +24,7 @@ from kvviz.evict import evict, score_layers
 from kvviz.figures import capacity as capacity_figures
 from kvviz.figures import style
 from kvviz.figures import values as values_figures
+from kvviz.figures.angle import angle
 from kvviz.policies import METHODS
 from kvviz.prefill import prefill
 
@@ -183,8 +184,8 @@ def sliders(setting: Setting) -> Result:
 
     def move_budget() -> None:
         view = numbers.head(chosen, next(budgets), layer, head)
-        for figure in (values_figures.plane(view), values_figures.angle(view)):
-            style.bake(figure).to_json()
+        style.bake(values_figures.plane(view)).to_json()
+        angle(view)
 
     def move_tau() -> None:
         policies = [kvviz.policy("capkv", tau=next(taus) / 100), kvviz.policy("snapkv")]

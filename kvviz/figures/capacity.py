@@ -45,11 +45,11 @@ def curve(
         dark,
         height=height,
         showlegend=False,
-        margin=dict(t=34, b=8, l=8, r=8),
+        margin=style.STILL,
         title=dict(text=f"<b>{CAPACITIES[which].title}</b>  {CAPACITIES[which].symbol}", y=0.97),
-        xaxis=dict(title=dict(text="share removed (%)"), range=[-1, 101], dtick=25, zeroline=False),
-        yaxis=dict(title=dict(text="of the full cache (%)"), range=[max(0, lowest - 6), 107]),
-        shapes=[top, style.across(100 * removed, style.ink(dark))],
+        xaxis=dict(title=dict(text="share removed (%)"), range=[-1, 101], dtick=25, zeroline=False, automargin=False),
+        yaxis=dict(title=dict(text="of the full cache (%)"), range=[max(0, lowest - 6), 107], automargin=False),
+        shapes=[top, style.here(100 * removed, dark)],
         annotations=[note | dict(font=dict(color=full, size=11))],
         hovermode="closest",
         uirevision="fixed",
@@ -77,7 +77,7 @@ def _line(x: np.ndarray, y: np.ndarray, label: str, look: style.Look) -> dict:
     )
 
 
-def curve_alt(curves: CapacityCurves, which: str, removed: float, head: tuple[int, int] | None = None) -> str:
+def curve_alt(curves: CapacityCurves, which: str, removed: float = 0.75, head: tuple[int, int] | None = None) -> str:
     """What a curve shows, in a sentence."""
     row = list(CAPACITIES).index(which)
     where = "mean over layers and heads" if head is None else f"layer {head[0]}, KV head {head[1]}"

@@ -88,6 +88,12 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, s
 
 SEQUENTIAL = "Cividis"
 
+HERE = "here"
+"""Name of the line at the present budget."""
+
+STILL = dict(l=60, r=12, t=40, b=48)
+"""Margins of a figure with that line; they do not follow the labels."""
+
 _PUOR = (
     "#7F3B08",
     "#B35806",
@@ -152,11 +158,10 @@ def looks(policies: Mapping[str, str], dark: bool = False) -> dict[str, Look]:
 
 
 def legend(policies: Mapping[str, str]) -> str:
-    """One legend for several figures, as HTML that follows the theme: label -> policy name, and the full cache."""
-    entries = {**policies, "full cache": "full"}
-    light, dark = looks(entries), looks(entries, dark=True)
+    """One legend for several figures, as HTML that follows the theme: label -> policy name."""
+    light, dark = looks(policies), looks(policies, dark=True)
     items = []
-    for label, name in entries.items():
+    for label, name in policies.items():
         stops = _stops(f"light-dark({light[label].colour},{dark[label].colour})", dash(name))
         line = f'<span style="width:34px;height:3px;background:repeating-linear-gradient(90deg,{stops})"></span>'
         items.append(f'<span style="display:inline-flex;align-items:center;gap:.45em">{line}{escape(label)}</span>')
@@ -253,6 +258,39 @@ def draw(traces: list[dict], dark: bool = False, **more) -> go.Figure:
 def across(x: float, colour: str) -> dict:
     """A vertical line over the whole height, as a shape."""
     return dict(type="line", x0=x, x1=x, xref="x", y0=0, y1=1, yref="paper", line=dict(color=colour, width=1.5))
+
+
+def here(x: float, dark: bool = False) -> dict:
+    """The line at what the sidebar says now; `lift` takes it out of a figure again."""
+    return across(x, ink(dark)) | {"name": HERE}
+
+
+class Line(NamedTuple):
+    """Where a vertical line stands over a figure: `at` is a share of the plot's width, the rest are pixels."""
+
+    at: float
+    left: float
+    right: float
+    top: float
+    height: float
+
+
+def lift(figure: go.Figure) -> Line | None:
+    """Take the line `here` out of a baked figure, in place, so that the figure is the same wherever the line stands.
+
+    The figure's x axis needs a range, which it keeps from then on, and margins that do not follow the labels.
+    """
+    layout = figure._layout
+    lines = [shape for shape in layout.get("shapes", ()) if shape.get("name") == HERE]
+    if not lines:
+        return None
+    layout["shapes"] = [shape for shape in layout["shapes"] if shape not in lines]
+    layout["xaxis"]["fixedrange"] = True
+    low, high = layout["xaxis"]["range"]
+    at = lines[0]["x0"]
+    at = ((math.log10(at) if layout["xaxis"].get("type") == "log" else at) - low) / (high - low)
+    margin = layout["margin"]
+    return Line(at, margin["l"], margin["r"], margin["t"], layout["height"] - margin["t"] - margin["b"])
 
 
 def decades(low: float, high: float) -> dict:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from math import cos, pi, radians, sin
 
 import numpy as np
 import plotly.graph_objects as go
@@ -15,8 +14,11 @@ from kvviz.figures import style
 MAX_POINTS = 20_000
 """Points drawn at most; of longer prompts every second, third, ... evicted one is left out, and the legend says so."""
 
-CROSS = 0.01
+CROSS = 0.019
 """Size of a cross, as a share of the plane's height."""
+
+PLANE = dict(l=28, r=8, t=44, b=32)
+"""Margins of the plane."""
 
 ARROWS = {
     "f": ("f", "full cache"),
@@ -33,9 +35,6 @@ LABEL_ROOM = (0.045, 0.05)
 ROUNDING = 1e-6
 """Errors below are none."""
 
-ROOM_OF_ANGLE = 2.4
-"""The same for the labels of the angle, whose axes are this long."""
-
 
 def plane(view: HeadView, texts: Sequence[str] | None = None, dark: bool = False) -> go.Figure:
     """All N values on the PCA plane, evicted ones as crosses, kept ones as circles, and the four arrows from the origin.
@@ -47,25 +46,34 @@ def plane(view: HeadView, texts: Sequence[str] | None = None, dark: bool = False
     """
     names = [f"PC {i + 1} ({style.number(100 * share)}% of the variance)" for i, share in enumerate(view.explained)]
     plain = dict(showgrid=False, zeroline=False, showticklabels=False, automargin=False, constrain="domain")
-    width, height = np.ptp([view.x_range, view.y_range], axis=1)
+    points, crosses = _points(view, texts, dark)
     return style.draw(
-        dark=dark,
-        **_points(view, texts, dark),
-        height=round(float(np.clip(90 + 620 * height / width, 380, 600))),
+        [*points, *_arrows(view, dark)],
+        dark,
+        shapes=crosses,
+        height=plane_height(view),
         xaxis=dict(range=view.x_range, title=dict(text=names[0]), **plain),
-        yaxis=dict(range=view.y_range, title=dict(text=names[1]), scaleanchor="x", **plain),
-        annotations=[_scale_note(view, dark), *_arrows(view, dark), *_labels(view, dark)],
+        yaxis=dict(range=view.y_range, title=dict(text=names[1]), scaleanchor="x", constraintoward="top", **plain),
+        annotations=[_scale_note(view, dark), *_labels(view, dark)],
         hovermode="closest",
         dragmode="pan",
         uirevision=f"{view.layer}.{view.kv_head}",
-        margin=dict(l=28, r=8, t=44, b=32),
+        margin=PLANE,
         legend=dict(
             itemsizing="constant", y=1, yref="container", yanchor="top", itemclick=False, itemdoubleclick=False
         ),
     )
 
 
-def _points(view: HeadView, texts: Sequence[str] | None, dark: bool) -> dict[str, list]:
+def plane_height(view: HeadView, width: int | None = None) -> int:
+    """Pixels that the plane takes: in a place of any width, or all that it needs where the place is `width` pixels wide."""
+    shape = float(np.divide(*np.ptp([view.y_range, view.x_range], axis=1)))
+    if width is None:
+        return round(min(max(90 + 620 * shape, 380), 600))
+    return round(PLANE["t"] + PLANE["b"] + (width - PLANE["l"] - PLANE["r"]) * shape)
+
+
+def _points(view: HeadView, texts: Sequence[str] | None, dark: bool) -> tuple[list[dict], list[dict]]:
     """Traces and shapes: what is evicted, drawn as one shape and there to be hovered over; its sign in the legend; what is kept.
 
     A marker for each of some thousand points would take the browser as long as all the rest of the page.
@@ -83,7 +91,7 @@ def _points(view: HeadView, texts: Sequence[str] | None, dark: bool) -> dict[str
         dict(type="scatter", mode="markers", x=[None], y=[None], name=name, marker=sign),
         _cloud(view, labels, kept, "kept") | dict(mode="markers", name=f"kept: {len(kept):,}", marker=circles),
     ]
-    return {"traces": traces, "shapes": [_crosses(view, evicted, faint)] if len(evicted) else []}
+    return traces, [_crosses(view, evicted, faint)] if len(evicted) else []
 
 
 def _cloud(view: HeadView, labels: np.ndarray | None, index: np.ndarray, side: str) -> dict:
@@ -133,23 +141,18 @@ def _arrow_colours(view: HeadView, dark: bool) -> dict[str, str]:
 
 
 def _arrows(view: HeadView, dark: bool) -> list[dict]:
-    """The arrows as annotations, which lie above the points' canvas; each over a halo of the page's colour."""
-    colours = _arrow_colours(view, dark)
-    found = []
-    for name in _arrows_of(view):
-        tip = _drawn(view, name)
-        symbol, words = ARROWS[name]
-        line = dict(x=float(tip[0]), y=float(tip[1]), ax=float(view.origin[0]), ay=float(view.origin[1]), text="")
-        line |= dict(xref="x", yref="y", axref="x", ayref="y", showarrow=True, arrowhead=2)
-        fact = f"{symbol}, {words}: mean length {style.number(view.lengths[name], 3)}"
-        found.append(line | dict(arrowcolor=style.paper(dark), arrowwidth=6, arrowsize=0.75, opacity=0.8))
-        found.append(line | dict(arrowcolor=colours[name], arrowwidth=2.8, arrowsize=0.95, hovertext=fact, name=name))
-    return found
+    """The arrows, over a halo of the page's colour that all of them share."""
+    names, colours = _arrows_of(view), _arrow_colours(view, dark)
+    tips = {name: _drawn(view, name) for name in names}
+    ends = np.concatenate([[view.origin, tips[name], [np.nan, np.nan]] for name in names])
+    halo = _line(ends, "", color=style.transparent(style.paper(dark), 0.8), width=6) | dict(hoverinfo="skip")
+    facts = {name: f"{', '.join(ARROWS[name])}: mean length {style.number(view.lengths[name], 3)}" for name in names}
+    return [halo, *(_arrow(view.origin, tips[name], facts[name], name, color=colours[name]) for name in names)]
 
 
 def _scale_note(view: HeadView, dark: bool) -> dict:
     text = "" if view.scale == 1 else f"arrows drawn {view.scale} times longer"
-    place = dict(x=1, y=0, xref="paper", yref="paper", xanchor="right", yanchor="bottom", showarrow=False)
+    place = dict(x=1, y=0, xref="paper", yref="y domain", xanchor="right", yanchor="bottom", showarrow=False)
     return dict(text=text, font=dict(color=style.muted(dark), size=12), **place)
 
 
@@ -204,104 +207,22 @@ def plane_alt(view: HeadView) -> str:
     )
 
 
-def angle(view: HeadView, dark: bool = False, height: int = 260) -> go.Figure:
-    """f_R, f_E and f in the plane that they span, true to length and angle, with the arc between f_R and f_E.
-
-    f lies on the line from f_R to f_E, the share w_E along it: the thick piece of that line is the error.
-    """
-    tips = {"f_R": _tip(view.lengths["f_R"], 0), "f_E": _tip(view.lengths["f_E"], view.angle)}
-    tips["f"] = tips["f_R"] + view.w_E * (tips["f_E"] - tips["f_R"])
-    scale = max(np.linalg.norm(tips["f_R"]), np.linalg.norm(tips["f_E"]), 1e-9)
-    tips = {name: tip / scale for name, tip in tips.items()}
-    colours = _arrow_colours(view, dark)
-    chord = [tips["f_R"], tips["f_E"]]
-    error = [tips["f_R"], tips["f"]]
-    traces = [
-        _arc(view.angle, dark),
-        _line(chord, "from f<sub>R</sub> to f<sub>E</sub>", color=style.muted(dark), width=1.2, dash="2px,3px"),
-        _line(error, "error, f − f<sub>R</sub>", color=style.alarm(dark), width=5),
-    ]
-    for name in ("f_E", "f_R", "f"):
-        dash = {"dash": "5px,3px"} if name == "f_E" else {}
-        fact = f"{ARROWS[name][0]}, length {style.number(view.lengths[name], 3)}"
-        arrow = _line([np.zeros(2), tips[name]], fact, color=colours[name], width=2.8, **dash)
-        head = dict(symbol="arrow", angleref="previous", size=[0, 13], color=colours[name], opacity=1)
-        traces.append(arrow | dict(mode="lines+markers", marker=head | dict(line=dict(width=0))))
-    hidden = dict(visible=False, fixedrange=True, constrain="domain")
-    return style.draw(
-        traces,
-        dark,
-        height=height,
-        margin=dict(l=4, r=4, t=4, b=4),
-        xaxis=dict(range=[-1.15, 1.25], **hidden),
-        yaxis=dict(range=[-0.16, 1.16], scaleanchor="x", **hidden),
-        annotations=_angle_labels(tips, view, colours, dark),
-        uirevision="fixed",
-    )
-
-
-def _tip(length: float, degrees: float) -> np.ndarray:
-    return length * np.array([cos(radians(degrees)), sin(radians(degrees))])
-
-
-def _arc(degrees: float, dark: bool) -> dict:
-    t = np.linspace(0, degrees * pi / 180, 40)
+def _line(points: Sequence[np.ndarray], fact: str, **line) -> dict:
+    x, y = np.array(points, dtype=float).T
     return dict(
         type="scatter",
         mode="lines",
-        x=np.concatenate([[0], 0.3 * np.cos(t), [0]]),
-        y=np.concatenate([[0], 0.3 * np.sin(t), [0]]),
-        fill="toself",
-        fillcolor=style.transparent(style.muted(dark), 0.16),
-        line=dict(color=style.muted(dark), width=1.2),
-        hoverinfo="skip",
-        showlegend=False,
-    )
-
-
-def _line(ends: list[np.ndarray], fact: str, **line) -> dict:
-    (x0, y0), (x1, y1) = ends
-    return dict(
-        type="scatter",
-        mode="lines",
-        x=[float(x0), float(x1)],
-        y=[float(y0), float(y1)],
+        x=x,
+        y=y,
         line=line,
         hovertemplate=f"{fact}<extra></extra>",
         showlegend=False,
     )
 
 
-def _angle_labels(tips: dict[str, np.ndarray], view: HeadView, colours: dict[str, str], dark: bool) -> list[dict]:
-    names = ("f_R", "f_E", "f")
-    places = []
-    for name in names:
-        length = max(np.linalg.norm(tips[name]), 1e-6)
-        places.append(tips[name] * (1 + 0.1 / length))
-    places = _apart(np.array(places) / ROOM_OF_ANGLE) * ROOM_OF_ANGLE
-    labels = [
-        dict(x=float(p[0]), y=float(p[1]), text=f"<b><i>{ARROWS[n][0]}</i></b>", font=dict(size=16, color=colours[n]))
-        for n, p in zip(names, places, strict=True)
-    ]
-    half = radians(view.angle / 2)
-    where = (0.44 * cos(half), 0.44 * sin(half)) if view.angle >= 25 else (0.36, -0.09)
-    labels.append(
-        dict(x=where[0], y=where[1], text=f"<b>{view.angle:.0f}°</b>", font=dict(size=17, color=style.ink(dark)))
-    )
-    text = f"error {style.number(100 * view.relative_error)}%"
-    labels.append(
-        dict(x=1, y=0, xref="paper", yref="paper", xanchor="right", yanchor="bottom", text=text)
-        | dict(font=dict(size=13, color=style.alarm(dark)))
-    )
-    return [dict(showarrow=False, **label) for label in labels]
-
-
-def angle_alt(view: HeadView) -> str:
-    """What the angle shows, in a sentence."""
-    return (
-        f"f_R and f_E are {view.angle:.0f} degrees apart; {style.number(100 * view.w_E)}% of the attention is lost, "
-        f"so f is {style.number(100 * view.relative_error)}% of its length away from f_R."
-    )
+def _arrow(start: np.ndarray, tip: np.ndarray, fact: str, name: str, **line) -> dict:
+    head = dict(symbol="arrow", angleref="previous", size=[0, 13], color=line["color"], opacity=1, line=dict(width=0))
+    return _line([start, tip], fact, width=2.8, **line) | dict(mode="lines+markers", marker=head, name=name)
 
 
 def strip(curves: ErrorCurves, budget: int, dark: bool = False, looked_at: str = "", height: int = 240) -> go.Figure:
@@ -318,15 +239,23 @@ def strip(curves: ErrorCurves, budget: int, dark: bool = False, looked_at: str =
     if looked_at in curves.corrected:
         traces.append(_corrected(curves, looked_at, looks[looked_at]))
     ticks = [2**power for power in range(3, 24) if 2**power <= curves.n_tokens]
+    low, high = np.log10([min(curves.budgets.min(), budget), curves.n_tokens])
     return style.draw(
         traces,
         dark,
         height=height,
+        showlegend=False,
+        margin=style.STILL | {"t": 12},
         xaxis=dict(
-            title=dict(text="budget (entries a head)"), tickvals=ticks, ticktext=[f"{t:,}" for t in ticks], type="log"
+            title=dict(text="budget (entries a head)"),
+            tickvals=ticks,
+            ticktext=[f"{t:,}" for t in ticks],
+            type="log",
+            range=[low - 0.04, high + 0.04],
+            automargin=False,
         ),
-        yaxis=dict(title=dict(text="relative error"), **style.decades(*_range(curves))),
-        shapes=[style.across(budget, style.ink(dark))],
+        yaxis=dict(title=dict(text="relative error"), **style.decades(*_range(curves)), automargin=False),
+        shapes=[style.here(budget, dark)],
         hovermode="closest",
         uirevision="fixed",
     )
@@ -362,7 +291,9 @@ def _curve(x: np.ndarray, y: np.ndarray, label: str, look: style.Look, wide: boo
 def _corrected(curves: ErrorCurves, label: str, look: style.Look) -> dict:
     return dict(
         type="scatter",
-        mode="lines",
+        mode="lines+markers",  # without markers a click on it chooses nothing
+        marker=dict(size=3, color=look.colour),
+        unselected=dict(marker=dict(opacity=1)),
         x=curves.budgets,
         y=_above_zero(curves.corrected[label]),
         name="after correction",
@@ -371,7 +302,7 @@ def _corrected(curves: ErrorCurves, label: str, look: style.Look) -> dict:
     )
 
 
-def strip_alt(curves: ErrorCurves, budget: int) -> str:
+def strip_alt(curves: ErrorCurves, budget: int = 256) -> str:
     """What the strip shows, in a sentence."""
     nearest = int(np.argmin(np.abs(curves.budgets - budget)))
     best = min(curves.errors, key=lambda label: curves.errors[label][nearest], default="")

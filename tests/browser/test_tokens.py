@@ -39,3 +39,29 @@ def test_two_policies_differ_in_shape_and_colour(open_tab):
     tab.page.get_by_role("option", name="MomentKV").click()
     tab.page.locator(".kv-key", has_text="MomentKV does").wait_for()
     assert tab.page.locator(".kv-strip [class^=m]").count() and tab.page.locator(".kv-strip [class^=f]").count()
+
+
+def compares(tab, label: str) -> bool:
+    """Whether a policy comes to stand in the box."""
+    box = tab.page.locator(f".st-key-minus input[value='{label}']")
+    box.wait_for()
+    return tab.settle() and box.count() == 1
+
+
+def test_what_is_compared_goes_along_and_stands_in_the_link(open_tab):
+    """Opened by a link on one page, it is the same on the other, and in the link that this one gives."""
+    tab = open_tab().open("/heads?preset=harbour&minus=1&policies=capkv&policies=momentkv&policies=keydiff").read()
+    assert compares(tab, "MomentKV")
+    tab.go("Tokens")
+    assert compares(tab, "MomentKV") and tab.page.locator(".kv-key", has_text="MomentKV does").count()
+    tab.page.get_by_role("combobox", name="Compared with").click()
+    tab.page.get_by_role("option", name="KeyDiff").click()
+    tab.page.locator(".kv-key", has_text="KeyDiff does").wait_for()
+    tab.settle().go("Heads")
+    assert compares(tab, "KeyDiff")
+    tab.page.locator(".st-key-measure").get_by_role("combobox").click()
+    tab.page.get_by_role("option", name="Directional gap (cosine)").click()
+    tab.settle()
+    other = open_tab().open(tab.page.url.removeprefix(tab.server.url)).read()
+    assert compares(other, "KeyDiff")
+    assert "Directional gap" in other.page.locator(".st-key-measure input").input_value()

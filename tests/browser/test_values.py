@@ -74,6 +74,36 @@ def test_points_change_sides_at_once(values):
     assert min(times) < QUICK
 
 
+LINES = """() => [...document.querySelectorAll('[class*=st-key-under_]')].map(under => {
+    const plot = under.querySelector('.js-plotly-plot'), axis = plot._fullLayout.xaxis;
+    const area = plot.querySelector('.nsewdrag').getBoundingClientRect(), line = under.querySelector('.kv-here');
+    const box = line.getBoundingClientRect();
+    return [axis.p2d(box.x + box.width / 2 - area.x), Math.round(box.y - area.y), Math.round(box.height - area.height)] })"""
+"""For every figure with a line at the budget: where the line stands on its axis, and how it fits the plot's height."""
+
+
+@pytest.mark.parametrize("size", ["desktop", "phone"])
+def test_the_line_at_the_budget_stands_where_it_should(open_tab, size):
+    tab = open_tab(size=size).open("/values" + VIEW + "&budget=128").read()
+    page = tab.page
+    page.locator(".st-key-strip .js-plotly-plot").wait_for()
+    page.evaluate("document.querySelector('.st-key-strip .js-plotly-plot').mark = 1")
+    ((at, *fit),) = page.evaluate(LINES)
+    assert at == pytest.approx(128, rel=0.02) and fit == [0, 0]
+    if size == "desktop":
+        page.locator(".st-key-stop button", has_text="512").click()
+        page.get_by_text("budget 512 entries").wait_for()
+        tab.settle()
+        assert page.evaluate(LINES)[0][0] == pytest.approx(512, rel=0.02)
+        assert page.evaluate("document.querySelector('.st-key-strip .js-plotly-plot').mark") == 1  # not drawn anew
+        tab.go("Capacity")
+        page.locator(".st-key-one_KU .js-plotly-plot").wait_for()
+        found, tokens = page.evaluate(LINES), int(tab.words().split(" tokens")[0].split()[-1].replace(",", ""))
+        assert len(found) == 6
+        for at, *fit in found:
+            assert at == pytest.approx(100 * (1 - 512 / tokens), abs=1) and fit == [0, 0]
+
+
 def test_arrow_keys_go_from_head_to_head(values):
     values.page.locator(".kv-h2").click()
     values.page.keyboard.press("Shift+ArrowDown")
