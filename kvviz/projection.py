@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from sklearn.decomposition import PCA
 from torch import Tensor
 
 MARGIN = 0.06
@@ -68,6 +67,8 @@ def fit(values: Tensor | np.ndarray) -> Projection:
     mean = values.mean(axis=0)
     found = min(2, n - 1, d)
     if found and np.any(values != mean):
+        from sklearn.decomposition import PCA  # here, because importing it takes a second
+
         pca = PCA(found, svd_solver="covariance_eigh").fit(values)
         signs = np.sign(pca.components_[np.arange(found), np.abs(pca.components_).argmax(axis=1)])
         axes[:found] = signs[:, None] * pca.components_

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import threading
 import time
 from html import unescape
 from pathlib import Path
@@ -11,8 +13,12 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 import ui
+from kvviz import host as host_module
 from kvviz.experiment import OWN
+from kvviz.host import DONE, QUEUED
 from ui import jobs
+
+ui_host = importlib.import_module("ui.host")
 
 APP = str(Path(__file__).parents[1] / "app.py")
 TEXT = "The cat sat on the mat & said <b>nothing</b>. Then it left the house for good. " * 4
@@ -72,6 +78,28 @@ def cards(app: AppTest) -> str:
 
 def run_of(app: AppTest):
     return app.session_state["_history"][-1].run
+
+
+def test_a_load_that_began_with_the_server_is_followed_by_everybody(model, monkeypatch):
+    """Two sessions watch the one load; the first to want another model does not stop it for the second."""
+    monkeypatch.setenv("KVVIZ_MODELS", model)
+    go, load = threading.Event(), host_module.load_model
+    monkeypatch.setattr(host_module, "load_model", lambda *args, **more: go.wait(60) and load(*args, **more))
+    job = ui_host.preload()
+    while job.status == QUEUED:
+        time.sleep(0.01)
+    sessions = [AppTest.from_file(APP, default_timeout=120).run() for _ in range(2)]
+    assert all(app.session_state["_load"].job is job for app in sessions)
+    sessions[0].query_params["model"] = "somebody/else"
+    sessions[0].run().button(key="load").click().run()
+    assert sessions[0].session_state["_load"].job is not job and job.active
+    go.set()
+    assert job.wait(60) and job.status == DONE
+    assert sessions[0].session_state["_load"].job.wait(60)
+    monkeypatch.setenv("KVVIZ_MODELS", "a name that is none,another")
+    assert ui_host.preload().wait(60)  # refused by the worker, with a message, and nothing raised here
+    monkeypatch.setenv("KVVIZ_MODELS", "/no/such/*.gguf")
+    assert ui_host.preload() is None
 
 
 def test_the_first_visit_loads_the_model(model):

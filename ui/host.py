@@ -12,8 +12,10 @@ from streamlit.runtime import Runtime
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from kvviz.engine import Engine
-from kvviz.host import Host, ModelSpec
-from kvviz.jobs import Prompt
+from kvviz.exceptions import KvvizError
+from kvviz.host import Host, Job, ModelSpec
+from kvviz.jobs import Load, Prompt
+from kvviz.models import default_name
 
 GRACE = 8.0
 """Seconds for which a session may be out of reach (a reload, a slow network) before its jobs are given up."""
@@ -29,6 +31,20 @@ def host() -> Host:
     gc.collect()
     gc.freeze()
     return Host()
+
+
+def preload() -> Job | None:
+    """Ask for the usual model before anybody opens the page; None where there is none, which the page then says."""
+    try:
+        return host().submit(Load(ModelSpec(default_name())))
+    except KvvizError:
+        return None
+
+
+def loading_for_all(model: ModelSpec) -> Job | None:
+    """The load of this model that `preload` began, while it goes on."""
+    job = host().running
+    return job if job and not job.session and isinstance(job.request, Load) and job.request.model == model else None
 
 
 def session_id() -> str:

@@ -15,7 +15,7 @@ from kvviz.host import CANCELLED, FAILED, QUEUED, Job, Request
 from kvviz.jobs import Generate, Load
 from kvviz.runs import Row, Run
 from kvviz.state import PromptState
-from ui.host import Alive, encoded, engine_for, host, session_id
+from ui.host import Alive, encoded, engine_for, host, loading_for_all, session_id
 from ui.html import plain
 
 HISTORY = 10
@@ -51,10 +51,9 @@ class Record:
 
 def start(request: Request, experiment: Experiment, slot: str = "_task") -> None:
     """Submit a job for this session in place of the one before it."""
-    before = st.session_state.get(slot)
-    if before and before.job.active:
+    before, session = st.session_state.get(slot), session_id()
+    if before and before.job.active and before.job.session == session:
         before.job.cancel()
-    session = session_id()
     try:
         st.session_state[slot] = Task(host().submit(request, session, Alive(session)), experiment)
     except KvvizError as error:  # too many are waiting
@@ -72,8 +71,11 @@ def loading() -> Task | None:
 
 
 def load(experiment: Experiment) -> None:
-    """Make the experiment's model ready."""
-    start(Load(experiment.model), experiment, slot="_load")
+    """Make the experiment's model ready; a load that began with the server is followed like one's own."""
+    if job := loading_for_all(experiment.model):
+        st.session_state._load = Task(job, experiment)
+    else:
+        start(Load(experiment.model), experiment, slot="_load")
 
 
 def keep_results() -> None:

@@ -12,7 +12,7 @@ from kvviz.policies import METHODS
 from kvviz.presets import PRESETS
 from ui import budget, html, jobs, options
 from ui.edit import edit
-from ui.host import engine_for, host
+from ui.host import engine_for, host, loading_for_all
 from ui.state import (
     AFTER,
     BEST,
@@ -133,7 +133,7 @@ def _load() -> None:
 def _status(made: Experiment) -> None:
     """Device, dtype and memory of the loaded model, the queue; or the load's progress."""
     task, engine = jobs.loading(), engine_for(made.model)
-    idle = host().engine is None and host().queue_length == 0
+    idle = host().engine is None and (host().queue_length == 0 or loading_for_all(made.model) is not None)
     if (
         engine is None
         and idle
@@ -174,7 +174,7 @@ def _other(wanted: ModelSpec) -> str:
     return f"Not loaded yet. Running loads it first.{busy}"
 
 
-@st.fragment(run_every=0.5)
+@st.fragment(run_every=0.2)
 def _follow_load(task: jobs.Task) -> None:
     if not task.job.active:
         st.rerun()
