@@ -199,7 +199,7 @@ def test_options_follow_the_scorers(model):
     app = opened(model)
     app.session_state["options_capkv"] = True
     app.run()
-    app.number_input(key="capkv:tau").set_value(1.5).run()
+    app.slider(key="capkv:tau").set_value(1.5).run()
     assert app.query_params["policies"] == ["capkv:tau=1.5", "momentkv"]
     app.button(key="capkv:tau:undo").click().run()
     assert "policies" not in app.query_params

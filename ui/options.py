@@ -38,7 +38,8 @@ HELP = {
     "recent": "Last entries that are never evicted; below 1 it is a share of the budget.",
 }
 STEPS = {"tau": 0.5, "epsilon": 0.001, "partition": 0.05, "alpha": 0.05, "beta": 1.0, "kernel": 2}
-MOST = {"partition": 1.0, "alpha": 1.0}
+DRAGGED = {"tau": 20.0, "partition": 1.0, "alpha": 1.0}
+"""Options with a slider, from 0 to this or as far as a link says."""
 NO_CORRECTION = "none"
 
 
@@ -144,8 +145,10 @@ def _control(key: str, label: str, name: str, value: Any, note: str, args: tuple
         st.selectbox(label, WORDS[name], **common)
     elif isinstance(value, bool):
         st.toggle(label, **common)
+    elif name in DRAGGED:
+        st.slider(label, 0.0, max(DRAGGED[name], float(value)), step=STEPS[name], format="%.3g", **common)
     elif isinstance(value, float):
-        st.number_input(label, 0.0, MOST.get(name), step=STEPS.get(name, 0.1), format="%.3g", **common)
+        st.number_input(label, 0.0, None, step=STEPS.get(name, 0.1), format="%.3g", **common)
     else:
         st.number_input(label, 0, None, step=STEPS.get(name, 1), **common)
 
@@ -154,6 +157,8 @@ def _shown(name: str, value: Any) -> Any:
     """A value as its control has it."""
     if name == "correction":
         return NO_CORRECTION if value is None else str(value)
+    if name in DRAGGED:
+        return float(value)
     return str(value) if name == "bits" else value
 
 
