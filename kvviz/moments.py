@@ -47,6 +47,11 @@ class Correction:
 
     def estimate(self, query: Tensor) -> tuple[Tensor, Tensor]:
         """query [*lead, ..., d] -> f_E^ [*lead, ..., dv] (zero while n = 0) and log Z_E^ [*lead, ...] (-inf while n = 0)."""
+        f_E, log_z = self._estimate(query)
+        return f_E, log_z.squeeze(-1)
+
+    def _estimate(self, query: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, with log Z_E^ [*lead, ..., 1]."""
         depth = len(self.lead)
         if query.shape[:depth] != self.lead or query.shape[-1] != self.weight.shape[1]:
             raise ValueError(
@@ -55,10 +60,10 @@ class Correction:
             )
         q = query.to(self.weight.dtype).reshape(self.weight.shape[0], -1, self.weight.shape[1])
         both = torch.baddbmm(self.bias, q, self.weight)  # [B, m, dv + 1]
-        log_z = both[..., -1]
+        f_E, log_z = both.view(*query.shape[:-1], -1).split((both.shape[-1] - 1, 1), dim=-1)
         if self.curvature is not None:
-            log_z = log_z + (torch.bmm(q, self.curvature) * q).sum(-1)
-        return both[..., :-1].reshape(*query.shape[:-1], -1), log_z.reshape(query.shape[:-1])
+            log_z = log_z + (torch.bmm(q, self.curvature) * q).sum(-1).view(log_z.shape)
+        return f_E, log_z
 
     def apply(self, query: Tensor, f_R: Tensor, log_Z_R: Tensor, in_place: bool = False) -> Tensor:
         """Equation 12 in the log domain.
@@ -71,8 +76,8 @@ class Correction:
 
         Returns the corrected output [*lead, ..., dv] in f_R's dtype; f_R itself where nothing was evicted.
         """
-        f_E, log_Z_E = self.estimate(query)
-        w_E = log_Z_E.sub(log_Z_R.to(log_Z_E.dtype)).sigmoid_().unsqueeze(-1)
+        f_E, log_Z_E = self._estimate(query)
+        w_E = log_Z_E.sub(log_Z_R.to(log_Z_E.dtype).unsqueeze(-1)).sigmoid_()
         if in_place and f_R.dtype == f_E.dtype:
             return f_R.lerp_(f_E, w_E)
         return torch.lerp(f_R.to(f_E.dtype), f_E, w_E).to(f_R.dtype)
