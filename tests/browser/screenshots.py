@@ -18,6 +18,25 @@ VIEW = "/?policies=keydiff&policies=snapkv&policies=capkv&policies=momentkv&toke
 """The needle, which not every policy keeps."""
 
 
+def long_run(tab: driver.Tab) -> None:
+    """Long generation with its figures."""
+    tab.press("Run")
+    tab.page.get_by_test_id("kv-long").wait_for(timeout=driver.RUN)
+    tab.settle()
+
+
+def study(tab: driver.Tab) -> None:
+    """A study with what came out."""
+    tab.page.locator(".st-key-card_capacity_kept summary").click()
+    tab.page.locator(".st-key-run_capacity_kept button").click()
+    tab.page.locator(".st-key-figure_capacity_kept_0 .js-plotly-plot").wait_for(timeout=driver.RUN)
+    tab.settle().page.locator(".st-key-card_capacity_kept summary").scroll_into_view_if_needed()
+
+
+SHOWN = {"long": long_run, "studies": study}
+"""Pages that are pictured with something done on them."""
+
+
 def main() -> None:
     """Run once in each theme, and take a picture of every page."""
     OUT.mkdir(parents=True, exist_ok=True)
@@ -35,10 +54,8 @@ def main() -> None:
                 for title, path in driver.PATHS.items():
                     if (driver.ROOT / "pages" / f"{path or 'compare'}.py").exists():
                         tab.go(title).read()
-                        if path == "long":
-                            tab.press("Run")
-                            tab.page.get_by_test_id("kv-long").wait_for(timeout=driver.RUN)
-                            tab.settle()
+                        if path in SHOWN:
+                            SHOWN[path](tab)
                         tab.page.wait_for_timeout(2500)
                         tab.page.screenshot(path=OUT / f"{path or 'compare'}-{scheme}.png")
         browser.close()

@@ -16,9 +16,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.model, pytest.mark.slow]
 def step(tab: driver.Tab, number: int) -> driver.Tab:
     """Wait until a step and its figure stand there."""
     tab.page.get_by_test_id("kv-step").filter(has_text=f"{number}. ").wait_for(timeout=driver.RUN)
-    tab.page.locator("[data-testid=stMain] .js-plotly-plot, [data-testid=stMain] .kv-passage").first.wait_for(
-        timeout=driver.RUN
-    )
+    figures = ", ".join(f"[data-testid=stMain] .{kind}" for kind in ("js-plotly-plot", "kv-picture", "kv-passage"))
+    tab.page.locator(figures).first.wait_for(timeout=driver.RUN)
     return tab.settle()
 
 
