@@ -28,7 +28,7 @@ def long_run(tab: driver.Tab) -> None:
 def study(tab: driver.Tab) -> None:
     """A study with what came out."""
     tab.page.locator(".st-key-card_capacity_kept summary").click()
-    tab.page.locator(".st-key-run_capacity_kept button").click()
+    tab.page.locator(".st-key-run_capacity_kept button").first.click()
     tab.page.locator(".st-key-figure_capacity_kept_0 .js-plotly-plot").wait_for(timeout=driver.RUN)
     tab.settle().page.locator(".st-key-card_capacity_kept summary").scroll_into_view_if_needed()
 
