@@ -134,11 +134,15 @@ def test_the_angle_is_true(numbers, dark):
         view = numbers.head(POLICIES[0], 20, 2, head)
         drawing = ElementTree.fromstring(angle.angle(view, dark))
         moves = [part.get("transform") for part in drawing.iter() if part.get("transform")]
-        f_E, f_R, f = (np.array(re.findall(r"-?[\d.]+", move)[:2], float) * [1, -1] / angle.UNIT for move in moves)
-        assert np.degrees(np.arctan2(f_E[1], f_E[0])) == pytest.approx(view.angle, abs=0.5) and f_R[1] == 0
+        drawn = (np.array(re.findall(r"-?[\d.]+", move)[:2], float) * [1, -1] for move in moves)
+        ends = angle.tips(view)
+        f_E, f_R, f = (ends[name] for name in ("f_E", "f_R", "f"))
+        for end, pixels in zip((f_E, f_R, f), drawn, strict=True):
+            assert pixels == pytest.approx(angle.UNIT * end, abs=0.051)  # a tenth of a pixel is written
+        assert np.degrees(np.arctan2(f_E[1], f_E[0])) == pytest.approx(view.angle) and f_R[1] == 0
         ratio = view.lengths["f_E"] / view.lengths["f_R"]
-        assert np.linalg.norm(f_E) / np.linalg.norm(f_R) == pytest.approx(ratio, rel=0.02)
-        assert f == pytest.approx(f_R + view.w_E * (f_E - f_R), abs=0.01)
+        assert np.linalg.norm(f_E) / np.linalg.norm(f_R) == pytest.approx(ratio)
+        assert f == pytest.approx(f_R + view.w_E * (f_E - f_R))
         said = "".join(drawing.itertext())
         assert f"{view.angle:.0f}°" in said and f"error {style.number(100 * view.relative_error)}%" in said
         assert style.colour("capkv", dark) in ElementTree.tostring(drawing, "unicode")
@@ -338,6 +342,8 @@ def test_settings_of_one_method_look_different(dark):
 def test_the_common_legend_names_every_policy_once():
     made = style.legend({"CapKV": "capkv", "<i>": "momentkv"})
     assert made.count("repeating-linear-gradient") == 2 and "&lt;i&gt;" in made and "<i>" not in made
+    with_full = style.legend({"CapKV": "capkv", "<i>": "momentkv", "full cache": "full"})
+    assert with_full.count("repeating-linear-gradient") == 3 and "full cache" in with_full
     assert style.colour("momentkv") in made and style.colour("momentkv", dark=True) in made
 
 

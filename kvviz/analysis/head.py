@@ -138,6 +138,7 @@ def curve(store: Store, policy: Policy, budgets: Sequence[int], layer: int, head
     """A policy's curve for one query head, a few budgets at a time where the prompt is long."""
 
     def make() -> Curve:
+        """Mean errors before and after the correction, and how long arrows may be drawn, [len(budgets)] each."""
         own = store.state.layers[layer]
         plane = projection(store, layer, head // own.groups)
         size = max(1, PIECE // (store.probes(own).shape[1] * own.n_tokens))

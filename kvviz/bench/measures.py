@@ -84,6 +84,8 @@ def decoding(setting: Setting) -> Result:
     prompt = torch.tensor([setting.ids], device=engine.loaded.device)
 
     def steps(rows) -> Callable[[], None]:
+        """Seconds of new tokens read one by one by these rows, after one that does not count."""
+
         def run() -> float:
             cache, tokens = (
                 RowCache(rows, setting.new_tokens + 2),

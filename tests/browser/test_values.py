@@ -99,7 +99,7 @@ def test_the_line_at_the_budget_stands_where_it_should(open_tab, size):
         tab.go("Capacity")
         page.locator(".st-key-one_KU .js-plotly-plot").wait_for()
         found, tokens = page.evaluate(LINES), int(tab.words().split(" tokens")[0].split()[-1].replace(",", ""))
-        assert len(found) == 6
+        assert len(found) == 6 and page.get_by_text("full cache", exact=True).first.is_visible()
         for at, *fit in found:
             assert at == pytest.approx(100 * (1 - 512 / tokens), abs=1) and fit == [0, 0]
 
@@ -162,6 +162,7 @@ def test_the_two_boxes_open_a_head_from_the_keyboard(open_tab):
     tab = open_tab().open("/heads" + VIEW).read()
     tab.press("Open in Values")
     tab.page.get_by_text("Error of layer 17, head 4").wait_for()
+    assert "/values" in tab.settle().page.url and "layer=17" in tab.page.url and "head=4" in tab.page.url
 
 
 @pytest.mark.parametrize("measure", ["Directional gap (cosine)", "Lost mass beyond its estimate"])
