@@ -79,8 +79,7 @@ def controls(running: bool) -> None:
             width=160,
             help="After so many tokens each policy is cut back to the budget; in between the cache grows. 1 is one entry a step.",
         )
-        if state.get("every_of") != (state.every if state.every in PAPERS else None):
-            state.every_of = state.every if state.every in PAPERS else None
+        ui.tell("every_of", state.every if state.every in PAPERS else None)
         st.pills(
             "As in the papers",
             list(PAPERS),

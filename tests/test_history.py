@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kvviz import report
-from tests.test_ui import model, opened, page, press, run_of  # noqa: F401
+from tests.test_ui import go_back, model, opened, page, press, run_of  # noqa: F401
 from ui import jobs
 
 EVIL = "<img src=x onerror=alert(1)>[a](javascript:alert(1)) **b**"
@@ -42,9 +42,7 @@ def test_a_pinned_run_is_compared_with_the_next(model):  # noqa: F811
     app = press(opened(model, policies=["sink", "keydiff"], budget="64"), "run")
     app.selectbox(key="pin").set_value(1).run()
     assert "kv-pinned" not in page(app)
-    app.query_params["budget"] = "32"
-    app.query_params["policies"] = ["sink", "knorm"]
-    app = press(app.run(), "run")
+    app = press(go_back(app, budget="32", policies=["sink", "knorm"]), "run")
     table = page(app).partition('data-testid="kv-pinned"')[2].partition("</table>")[0]
     first, second = (record.run for record in app.session_state["_history"])
     for label in ("Sink", "KeyDiff", "Knorm", "Full cache"):

@@ -66,6 +66,15 @@ def press(app: AppTest, key: str) -> AppTest:
     return settled(app)
 
 
+def go_back(app: AppTest, **query: str | list[str]) -> AppTest:
+    """What the browser's Back and Forward do: the address changes, and says so."""
+    for key, value in query.items():
+        app.query_params[key] = value
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ui.state.went_back", lambda: True)
+        return app.run()
+
+
 def page(app: AppTest) -> str:
     """Everything that is written on it, the sidebar included."""
     kinds = (app.html, app.markdown, app.caption, app.warning, app.error, app.info)
@@ -90,8 +99,7 @@ def test_a_load_that_began_with_the_server_is_followed_by_everybody(model, monke
         time.sleep(0.01)
     sessions = [AppTest.from_file(APP, default_timeout=120).run() for _ in range(2)]
     assert all(app.session_state["_load"].job is job for app in sessions)
-    sessions[0].query_params["model"] = "somebody/else"
-    sessions[0].run().button(key="load").click().run()
+    go_back(sessions[0], model="somebody/else").button(key="load").click().run()
     assert sessions[0].session_state["_load"].job is not job and job.active
     go.set()
     assert job.wait(60) and job.status == DONE
@@ -171,6 +179,70 @@ def test_nonsense_in_a_link_is_noted_and_ignored(model):
         assert key in page(app)
     app.text_area(key="question").set_value("Else?").run()
     assert not app.warning
+
+
+def controls(app: AppTest) -> dict:
+    """Key -> control, of all kinds that hold a value."""
+    kinds = (
+        "number_input",
+        "select_slider",
+        "selectbox",
+        "slider",
+        "text_area",
+        "text_input",
+        "toggle",
+        "segmented_control",
+    )
+    return {each.key: each for kind in kinds for each in app.get(kind) if each.key}
+
+
+PAGES = sorted(path.name for path in (Path(APP).parent / "pages").glob("*.py"))
+MOVES = {"budget": "32", "layer": 1, "head": 1, "policy": 1, "measure": "w_E", "minus": 1, "capkv:tau": 4.5, "seed": 7}
+MOVES |= {"snapkv:alpha": 0.3, "every": 3, "step": 2, "token": 5, "partition": 0.5, "temperature": 0.5}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_control_is_told_what_it_said(model, name):
+    """Between a person's move and the answer there may be another move: the answer must not undo it."""
+    app = opened(model, policies=["capkv", "momentkv", "snapkv:allocation=adakv"])
+    app.switch_page(f"pages/{name}").run()
+    if any(button.key == "read" for button in app.button):
+        press(app, "read")
+    for slot in app.session_state["chosen"]:
+        app.session_state[f"options_{slot}"] = True
+    settled(app)
+    settled(app)
+    told = lambda: [key for key, each in controls(app).items() if each.proto.set_value]  # noqa: E731
+    assert told() == []
+    for key, value in MOVES.items():
+        if key in controls(app):
+            controls(app)[key].set_value(value)
+            settled(app)
+            assert controls(app)[key].value == value and key not in told()
+
+
+def test_a_late_address_undoes_nothing(model):
+    """The browser sends its address with every move: with a quick one, that of before the last answer."""
+    app = opened(model)
+    address = {key: app.query_params[key] for key in app.query_params}
+    app.session_state["options_capkv"] = True
+    app.run()
+    for tau in (4.5, 4.0, 3.5):
+        app.slider(key="capkv:tau").set_value(tau)
+        for key in list(app.query_params):
+            del app.query_params[key]
+        for key, value in address.items():
+            app.query_params[key] = value
+        app.run()
+        assert app.slider(key="capkv:tau").value == tau
+        assert app.query_params["policies"] == [f"capkv:tau={tau:g}", "momentkv"]
+    app.slider(key="capkv:tau").set_value(5.0)
+    for key, value in address.items():
+        app.query_params[key] = value
+    app.run()
+    assert "policies" not in app.query_params
+    go_back(app, budget="32", policies="sink")
+    assert app.session_state["chosen"] == ["sink"] and app.select_slider(key="budget").value == "32"
 
 
 def test_units(model):

@@ -4,6 +4,7 @@ from ui.frame import chart, head_picker, is_dark, other_picker, policy_picker, p
 from ui.host import engine_for, host, session_id
 from ui.jobs import history, prompt_state
 from ui.pages import experiment, frame, header
+from ui.state import tell
 from ui.switch import open_page
 
 __all__ = [
@@ -23,4 +24,5 @@ __all__ = [
     "put_into_link",
     "session_id",
     "start_from_link",
+    "tell",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from kvviz.experiment import ENTRIES, MIB, SHARE, UNITS, Experiment, Shape, Size
-from ui.state import experiment, set_size
+from ui.state import experiment, set_size, tell
 
 STOPS = {ENTRIES: (64, 128, 256, 512, 1024), SHARE: (25, 50, 75, 90)}
 """What the papers measured at."""
@@ -23,8 +23,7 @@ def section() -> None:
     with st.expander("Budget", type="compact", expanded=True, key="part_budget"):
         known = bool(made.n_tokens and made.shape)
         units = UNITS if known else (ENTRIES,) if made.unit == ENTRIES else (ENTRIES, made.unit)
-        if st.session_state.get("unit") != made.unit:
-            st.session_state.unit = made.unit
+        tell("unit", made.unit)
         st.segmented_control(
             "Unit",
             units,
@@ -43,8 +42,7 @@ def section() -> None:
 
 def _slider(made: Experiment) -> None:
     choices = [str(size) for size in grid(made.size, made.n_tokens or UNKNOWN, made.shape)]
-    if st.session_state.get("budget") != str(made.size):
-        st.session_state.budget = str(made.size)
+    tell("budget", str(made.size))
     st.select_slider(
         "Budget",
         choices,
@@ -65,9 +63,7 @@ def _stops(made: Experiment) -> None:
     """The papers' budgets, one click each."""
     stops = [stop for stop in STOPS.get(made.unit, ()) if made.unit == SHARE or stop <= (made.n_tokens or UNKNOWN)]
     if stops:
-        here = made.size.amount if made.size.amount in stops else None
-        if st.session_state.get("stop") != here:
-            st.session_state.stop = here
+        tell("stop", made.size.amount if made.size.amount in stops else None)
         st.pills(
             "Budgets of the papers",
             stops,

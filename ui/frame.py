@@ -17,6 +17,7 @@ from kvviz.figures import style
 from kvviz.policies.policy import Policy
 from ui import html
 from ui.glossary import glossary
+from ui.state import tell, went_back
 
 CSS = Path(__file__).parent / "style.css"
 
@@ -88,7 +89,7 @@ def policy_picker(experiment: Experiment) -> Policy:
         st.info("No policy is chosen. Choose one in the sidebar.")
         st.stop()
     chosen = int(st.session_state.get("policy") or 0)
-    st.session_state.policy = chosen if chosen < len(policies) else 0
+    tell("policy", chosen if chosen < len(policies) else 0)
     index = st.selectbox(
         "Policy",
         range(len(policies)),
@@ -121,10 +122,8 @@ def other_picker(experiment: Experiment) -> Policy | None:
 def start_from_link(key: str, choices: Sequence[Any]) -> None:
     """Before a page draws a control of its own: give it the link's choice on the first visit, and the session's afterwards."""
     state, asked = st.session_state, st.query_params.get(key)
-    here = state[key] if key in state else next((choice for choice in choices if str(choice) == asked), None)
-    state[key] = (
-        here if here in choices else choices[0]
-    )  # said on every page anew: a new page's control does not know it
+    here = state[key] if key in state and not went_back() else next((c for c in choices if str(c) == asked), None)
+    tell(key, here if here in choices else choices[0])
 
 
 def put_into_link(key: str, value: Any, usual: Any) -> None:
@@ -138,7 +137,8 @@ def put_into_link(key: str, value: Any, usual: Any) -> None:
 def head_picker(layers: int, heads: int, places: Sequence[DeltaGenerator] | None = None) -> tuple[int, int]:
     """Choose a layer and a query head, side by side or in two given places."""
     state = st.session_state
-    state.layer, state.head = min(int(state.layer or 0), layers - 1), min(int(state.head or 0), heads - 1)
+    tell("layer", min(int(state.layer or 0), layers - 1))
+    tell("head", min(int(state.head or 0), heads - 1))
     left, right = places or st.columns(2)
     layer = left.selectbox(
         "Layer",

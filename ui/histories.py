@@ -11,7 +11,7 @@ from kvviz import report
 from kvviz.experiment import Experiment, from_query, size_words
 from kvviz.runs import Row, Run
 from ui import cards, html, jobs, results
-from ui.state import take_back
+from ui.state import take_back, tell
 
 KEEP_NONE = "none"
 
@@ -72,8 +72,7 @@ def histories(made: Experiment) -> None:
 
 def _chooser(label: str, key: str, options: list, value: int | str | None, records: dict[int, jobs.Record]) -> None:
     """A list of runs that follows `_shown` or `_pinned`."""
-    if st.session_state.get(key) != value:
-        st.session_state[key] = value
+    tell(key, value)
     st.selectbox(
         label,
         options,

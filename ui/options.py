@@ -197,7 +197,9 @@ def _reset(slot: str) -> None:
 def _refresh(slot: str) -> None:
     """Bring a slot's controls in line with its policy."""
     for name, value in _values(st.session_state._slots[slot]).items():
-        st.session_state[f"{slot}:{name}"] = _shown(name, value)
+        key, shown = f"{slot}:{name}", _shown(name, value)
+        if st.session_state.get(key) != shown:  # its own value never again, as in ui.state.tell
+            st.session_state[key] = shown
 
 
 def _twice(slot: str) -> None:

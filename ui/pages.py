@@ -76,7 +76,8 @@ def frame() -> Iterator[StreamlitPage]:
         ],
         position="top",
     )
-    st.session_state._title = page.title
+    if st.session_state.get("_title") != page.title:
+        st.session_state._title, st.session_state._told = page.title, set()
     st.session_state._framed = True
     try:
         sidebar()

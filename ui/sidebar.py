@@ -24,6 +24,7 @@ from ui.state import (
     fill_policies,
     restore,
     take_preset,
+    tell,
     write_link,
 )
 
@@ -107,12 +108,13 @@ def _positions() -> None:
     """YaRN's factor; it is part of the model's name."""
     state = st.session_state
     try:
-        _, state.yarn = yarn.split(state.model)
+        _, factor = yarn.split(state.model)
     except ModelError:  # a mistyped factor; loading says so
-        state.yarn = 1.0
+        factor = 1.0
+    tell("yarn", factor)
     st.selectbox(
         "Positions",
-        list(dict.fromkeys([*FACTORS, state.yarn])),
+        list(dict.fromkeys([*FACTORS, factor])),
         key="yarn",
         format_func=lambda factor: "as the model has them" if factor == 1 else f"× {factor:g} (YaRN)",
         on_change=_stretch,

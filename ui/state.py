@@ -7,8 +7,10 @@ first visit, and when the person goes back in the browser), `experiment` reads t
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import streamlit as st
+from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from kvviz.experiment import OWN, PARAMETERS, Experiment, Shape, Size, from_query, to_query
 from kvviz.host import ModelSpec
@@ -27,10 +29,10 @@ PUBLISHED, EQUAL = "as published", "equal for all"
 
 def restore() -> None:
     """Bring the widgets in line with the address; call it before any widget is drawn."""
-    query = {key: st.query_params.get_all(key) for key in PARAMETERS if key in st.query_params}
     known = "_link" in st.session_state
-    if known and (not query or query == st.session_state._link):
+    if known and not went_back():  # an address that only differs is late: the person was faster than the answer
         return
+    query = {key: st.query_params.get_all(key) for key in PARAMETERS if key in st.query_params}
     made, notes = from_query(query, _start())
     if known and "preset" not in query:  # another page's address with less in it
         return
@@ -38,6 +40,24 @@ def restore() -> None:
     st.session_state._notes = [plain(note) for note in notes]
     st.session_state.pop("_noted", None)
     st.session_state._link = query
+
+
+def went_back() -> bool:
+    """Whether the person came by the browser's Back or Forward: then the address says how things are to be."""
+    context = get_script_run_ctx()
+    return context is not None and context.is_history_navigation
+
+
+def tell(key: str, value: Any) -> None:
+    """Give a control a value before it is drawn, if it has another one or does not know it, on a page just opened.
+
+    Never its own value again: what the person did since would be undone when the answer arrives.
+    """
+    state = st.session_state
+    told = state.setdefault("_told", set())
+    if key not in told or state.get(key) != value:
+        state[key] = value
+        told.add(key)
 
 
 def _start() -> Experiment:
@@ -145,12 +165,14 @@ def write_link() -> None:
     """Put the experiment into the address."""
     made = to_query(experiment())
     wanted = {key: value if isinstance(value, list) else [value] for key, value in made.items()}
-    st.session_state._link = wanted
+    written, st.session_state._link = st.session_state._link, wanted
     for key in PARAMETERS:
-        here = st.query_params.get_all(key)
-        if key in wanted and here != wanted[key]:
-            st.query_params[key] = wanted[key]
-        elif key not in wanted and here:
+        new, here = wanted.get(key, []), st.query_params.get_all(key)
+        if new == here == written.get(key, []):  # `here` alone may be late
+            continue
+        if new or not here:
+            st.query_params[key] = new
+        if not new:
             del st.query_params[key]
 
 

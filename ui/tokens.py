@@ -28,43 +28,51 @@ MORE, FEWER = "light-dark(#542788, #b2abd2)", "light-dark(#b35806, #fdb863)"
 """PuOr's two sides: the first policy keeps it in more heads, or in fewer."""
 
 _SCRIPT = """
-let held = false  // the text has the focus, and is to have it again when it was drawn anew
+let held = false  // the text has the focus, and is to have it again whenever it was drawn anew
+let shown = {}  // the token that was last brought into view, and in which box
 
 export default function ({ data, setTriggerValue }) {
-  const pick = (index) => {
-    held = true
-    setTriggerValue("token", index)
-  }
+  const within = (target) => target.closest?.(".kv-strip")
   const onClick = (event) => {
     const token = event.target.closest?.(".kv-strip > *")
-    if (token) pick([...token.parentElement.children].indexOf(token))
+    if (token) setTriggerValue("token", [...token.parentElement.children].indexOf(token))
   }
   const onKey = (event) => {
     const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key]
     if (!by || event.shiftKey || event.ctrlKey || event.altKey || event.metaKey) return
-    const strip = event.target.closest?.(".kv-strip")
+    const strip = within(event.target)
     const next = data.token + by
     if (!strip || next < 0 || next >= strip.children.length) return
     event.preventDefault()
-    pick(next)
+    setTriggerValue("token", next)
   }
+  const onFocus = (event) => { held = Boolean(within(event.target)) }
   const show = () => {
     const chosen = document.querySelector(".kv-strip > .kv-chosen")
     const box = document.querySelector(".st-key-strip")
     if (!chosen || !box) return
     if (held && document.activeElement === document.body) chosen.parentElement.focus({ preventScroll: true })
-    held = false
+    const index = [...chosen.parentElement.children].indexOf(chosen)
+    if (shown.box === box && shown.index === index) return
+    shown = { box, index }
     const [token, frame] = [chosen.getBoundingClientRect(), box.getBoundingClientRect()]
     if (token.top < frame.top + 8 || token.bottom > frame.bottom - 8)
       box.scrollTop += token.top - frame.top - frame.height / 3
   }
-  document.addEventListener("click", onClick)
-  document.addEventListener("keydown", onKey)
-  const timer = setTimeout(show, 150)
+  const drawn = new MutationObserver(show)
+  const watch = () => {
+    const box = document.querySelector(".st-key-strip")
+    if (box) drawn.observe(box, { childList: true, subtree: true })
+    show()
+  }
+  const heard = { click: onClick, keydown: onKey, focusin: onFocus, pointerdown: onFocus }
+  for (const [name, on] of Object.entries(heard)) document.addEventListener(name, on)
+  watch()
+  const timer = setTimeout(watch, 150)  // the box may be drawn after this
   return () => {
     clearTimeout(timer)
-    document.removeEventListener("click", onClick)
-    document.removeEventListener("keydown", onKey)
+    drawn.disconnect()
+    for (const [name, on] of Object.entries(heard)) document.removeEventListener(name, on)
   }
 }
 """

@@ -188,3 +188,29 @@ def test_capacity_has_curves_and_after_runs_the_divergence(open_tab):
             )
             assert {"CapKV", "MomentKV", "KeyDiff"} <= set(names)
     assert "over 3 outputs, Spearman's" in page.get_by_test_id("stMain").inner_text()
+
+
+def test_quick_moves_are_all_kept_and_back_takes_one_back(values):
+    """Faster than the answers: the last move counts, on the slider, on the page and in the address."""
+    page, slider = values.page, budget(values)
+    page.locator(".st-key-plane .js-plotly-plot").wait_for()
+    slider.focus()
+    start = int(slider.input_value())
+    for _ in range(8):
+        page.keyboard.press("ArrowLeft")
+        page.wait_for_timeout(90)
+    page.keyboard.press("ArrowRight")
+    values.settle()
+    assert int(slider.input_value()) == start - 7
+    kept = page.evaluate(SIDES)[1]
+    assert kept < 256 and f"budget {kept} entries" in values.words()
+    page.wait_for_url(f"**budget={kept}**")
+    before = page.url
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_function(f"kept => ({SIDES})()[1] < kept", arg=kept)
+    page.wait_for_url(lambda url: url != before)
+    values.settle()
+    page.go_back()
+    page.wait_for_function(f"kept => ({SIDES})()[1] === kept", arg=kept)
+    values.settle()
+    assert int(slider.input_value()) == start - 7 and f"budget {kept} entries" in values.words() and page.url == before
