@@ -204,7 +204,7 @@ MOVES |= {"snapkv:alpha": 0.3, "every": 3, "step": 2, "token": 5, "partition": 0
 @pytest.mark.parametrize("name", PAGES)
 def test_no_control_is_told_what_it_said(model, name):
     """Between a person's move and the answer there may be another move: the answer must not undo it."""
-    app = opened(model, policies=["capkv", "momentkv", "snapkv:allocation=adakv"])
+    app = opened(model, policies=["capkv", "momentkv", "snapkv:allocation=adaptive"])
     app.switch_page(f"pages/{name}").run()
     if any(button.key == "read" for button in app.button):
         press(app, "read")
