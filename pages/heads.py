@@ -11,13 +11,11 @@ from kvviz.figures import heads
 def controls() -> tuple:
     """Measure, policy, and the policy that is taken away from it."""
     left, middle, right = st.columns(3, vertical_alignment="bottom")
-    ui.start_from_link("measure", list(MEASURES))
     measure = left.selectbox(
         "Measure",
         list(MEASURES),
-        key="measure",
+        **ui.shows("measure", ui.start_from_link("measure", list(MEASURES))),
         format_func=lambda key: MEASURES[key].title,
-        persist_state="session",
         help="\n\n".join(f"**{m.title}.** {m.help}" for m in MEASURES.values()),
     )
     ui.put_into_link("measure", measure, next(iter(MEASURES)))

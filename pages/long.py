@@ -79,13 +79,15 @@ def controls(running: bool) -> None:
             width=160,
             help="After so many tokens each policy is cut back to the budget; in between the cache grows. 1 is one entry a step.",
         )
-        ui.tell("every_of", state.every if state.every in PAPERS else None)
         st.pills(
             "As in the papers",
             list(PAPERS),
-            key="every_of",
+            **ui.shows(
+                "every_of",
+                state.every if state.every in PAPERS else None,
+                change=lambda every: every and state.update(every=every),
+            ),
             format_func=PAPERS.__getitem__,
-            on_change=lambda: state.every_of and state.update(every=state.every_of),
             help="MomentKV evicts one entry a step, CapKV every 512 steps.",
         )
         st.toggle(

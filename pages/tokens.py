@@ -15,7 +15,7 @@ from ui import tokens as text
 def pick() -> None:
     """The token that was clicked, or reached with the arrow keys."""
     if (chosen := text.picked()) is not None:
-        st.session_state.token = chosen
+        st.session_state._token = chosen
 
 
 def clicked() -> None:
@@ -23,7 +23,7 @@ def clicked() -> None:
     points = st.session_state.why_map.selection.points
     if points:
         layer, kv_head = points[0]["customdata"][:2]
-        st.session_state.layer, st.session_state.head = int(layer), int(kv_head) * state.layers[0].groups
+        st.session_state._layer, st.session_state._head = int(layer), int(kv_head) * state.layers[0].groups
 
 
 def policies() -> tuple:

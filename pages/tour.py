@@ -13,18 +13,12 @@ COUNT = len(tour.STEPS)
 
 def go(by: int) -> None:
     """To the next step or the one before."""
-    st.session_state.step = min(max(int(st.session_state.step) + by, 1), COUNT)
-
-
-def _asked() -> int:
-    """The step that the link names."""
-    text = st.query_params.get("step", "")
-    return min(max(int(text), 1), COUNT) if text.isdecimal() and len(text) < 3 else 1
+    st.session_state._step = min(max(st.session_state._step + by, 1), COUNT)
 
 
 def navigation() -> int:
     """Back, the steps, Next: always in the same place."""
-    here = int(st.session_state.get("step") or _asked())
+    here = ui.start_from_link("step", range(1, COUNT + 1))
     with st.container(horizontal=True, vertical_alignment="center", key="tour_way"):
         st.button(
             "Back",
@@ -39,11 +33,8 @@ def navigation() -> int:
         step = st.segmented_control(
             "Step",
             list(range(1, COUNT + 1)),
-            default=1,
+            **ui.shows("step", here),
             required=True,
-            key="step",
-            bind="query-params",
-            persist_state="session",
             label_visibility="collapsed",
             help=f"The tour's {COUNT} steps. A link to this page opens the step that is shown.",
         )
@@ -59,7 +50,8 @@ def navigation() -> int:
             shortcut="Shift+Right",
             help="The next step (Shift and the right arrow key).",
         )
-    return int(step or 1)
+    ui.put_into_link("step", step)
+    return step
 
 
 experiment = ui.experiment()
@@ -94,6 +86,5 @@ with left:
     ):
         settings = {"preset": made.preset, "prompt": made.prompt, "size": made.size, "chosen": made.chosen}
         settings |= {"equal": made.equal, "policy_index": 0, "max_new_tokens": made.max_new_tokens}
-        st.session_state.update(found.session)
         ui.open_page(step.page, own=found.own, **settings | found.changes)
     st.caption("The tour has its own prompt and settings, so that everybody sees the same; the sidebar stays as it is.")

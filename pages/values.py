@@ -9,6 +9,7 @@ from kvviz.experiment import Size
 from kvviz.figures import style, values
 from kvviz.figures.angle import angle, angle_alt
 from kvviz.figures.style import number
+from ui import scrub
 from ui.html import on_phones, picture
 from ui.state import set_size
 
@@ -21,7 +22,7 @@ STEPS = {"Up": ("layer", -1), "Down": ("layer", 1), "Left": ("head", -1), "Right
 
 def step(which: str, by: int, count: int) -> None:
     """Go to the next layer or head."""
-    st.session_state[which] = (int(st.session_state[which]) + by) % count
+    st.session_state[f"_{which}"] = (min(st.session_state[f"_{which}"], count - 1) + by) % count
 
 
 def pickers(layers: int, heads: int) -> tuple:
@@ -110,3 +111,4 @@ st.caption(
     + (f"; dotted and thin: {view.label} with the estimate above" if view.label in curves.corrected else "")
     + ". The vertical line is the current budget; a click on a point makes its budget the current one."
 )
+scrub.plane(numbers, view, ui.experiment(), ui.is_dark())  # last: it is needed only with the next move

@@ -132,6 +132,18 @@ def test_the_kept_set_is_what_evict_keeps(state, numbers, name, budget, setting)
             assert np.flatnonzero(mask[head]).tolist() == positions.tolist()
 
 
+def test_sides_are_the_kept_sets_as_long_as_there_is_time(state, numbers):
+    settings = [(kvviz.policy("capkv", tau=tau), budget) for tau in (0.0, 5.0) for budget in (1, 9, 16, 10_000)]
+    settings.append((kvviz.policy("momentkv"), 12))
+    for layer, head in ((0, 1), (1, 3)):
+        found = numbers.sides(settings, layer, head, seconds=60)
+        assert list(found) == settings
+        for (each, budget), kept in found.items():
+            assert np.array_equal(kept, numbers.head(each, budget, layer, head).kept)
+    known, new = settings[1], (kvviz.policy("keydiff", recent=3), 11)
+    assert list(numbers.sides([new, known], 0, 1, seconds=0)) == [known]
+
+
 @pytest.mark.parametrize(("name", "options"), CORRECTIONS)
 def test_the_map_is_decompose_over_all_probes_and_agrees_with_every_head(state, numbers, name, options, monkeypatch):
     policy = kvviz.policy(name, **options)

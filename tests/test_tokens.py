@@ -17,7 +17,7 @@ from kvviz.figures import tokens as figures
 from kvviz.policies.policy import Policy
 from tests.reference import EVERY
 from tests.test_decode import state_of
-from tests.test_ui import opened, page
+from tests.test_ui import opened, page, shown
 from ui import tokens as text
 
 HOSTILE = [
@@ -232,14 +232,14 @@ def test_the_page_shades_and_explains(model):
 
 def test_the_token_is_in_the_link_and_can_be_looked_for(model):
     app = visit(model, token="11")
-    assert app.number_input(key="token").value == 11 and "Why token 11" in page(app)
+    assert shown(app, "token").value == 11 and "Why token 11" in page(app)
     app.text_input(key="find").set_value("left the house").run()
-    first = app.number_input(key="token").value
+    first = shown(app, "token").value
     assert first == next(i for i in tokens.find(list(_texts(app)), "left the house") if i >= 11)
     app.button(key="find_next").click().run()
-    assert app.number_input(key="token").value > first
+    assert shown(app, "token").value > first
     app.button(key="token_left").click().run()
-    assert app.query_params["token"] == str(app.number_input(key="token").value)
+    assert app.query_params["token"] == str(shown(app, "token").value)
     app.session_state["_own"] = "A much shorter text."
     app.run()
     assert not app.exception

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import threading
 import time
 from html import unescape
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import streamlit as st
+from streamlit.proto.WidgetStates_pb2 import WidgetStates
 from streamlit.testing.v1 import AppTest
 
 import ui
@@ -192,6 +194,7 @@ def controls(app: AppTest) -> dict:
         "text_input",
         "toggle",
         "segmented_control",
+        "pills",
     )
     return {each.key: each for kind in kinds for each in app.get(kind) if each.key}
 
@@ -242,7 +245,74 @@ def test_a_late_address_undoes_nothing(model):
     app.run()
     assert "policies" not in app.query_params
     go_back(app, budget="32", policies="sink")
-    assert app.session_state["chosen"] == ["sink"] and app.select_slider(key="budget").value == "32"
+    assert app.session_state["chosen"] == ["sink"] and shown(app, "budget").value == "32"
+
+
+def shown(app: AppTest, name: str):
+    """A control by its name, however often something else has moved it (ui.controls)."""
+    (found,) = [each for key, each in controls(app).items() if re.fullmatch(rf"{name}(_\d+)?", key)]
+    return found
+
+
+def quickly(app: AppTest, *moves) -> AppTest:
+    """Moves, each made before the browser has the answer to the one before: what it says of all else is old."""
+    said = {each.id: each for each in app._tree.get_widget_states().widgets}
+    for move in moves:
+        control = move()
+        now = said | {control.id: control._widget_state}
+        app._run(WidgetStates(widgets=now.values()))
+        said = now if control.type != "button" else said
+        assert not app.exception
+    return app
+
+
+def at(model, name: str, **query) -> AppTest:
+    """A page with the prompt read and the options of CapKV open."""
+    app = opened(model, **query)
+    app.switch_page(f"pages/{name}.py").run()
+    if any(button.key == "read" for button in app.button):
+        press(app, "read")
+    app.session_state["options_capkv"] = True
+    return settled(app)
+
+
+@pytest.mark.parametrize("name", ["compare", "values", "tokens"])
+def test_quick_moves_of_the_budget(model, name):
+    app = at(model, name)  # from 64, which is also a stop
+    quickly(app, *(lambda to=to: shown(app, "budget").set_value(to) for to in ("54", "45", "38")))
+    assert shown(app, "budget").value == "38" and shown(app, "stop").value is None
+    quickly(app, *(lambda to=to: shown(app, "stop").set_value(to) for to in (128, 256, 64)))
+    assert shown(app, "budget").value == "64" and shown(app, "stop").value == 64 and "64 entries" in page(app)
+    quickly(
+        app, lambda: shown(app, "unit").set_value("share removed"), lambda: app.slider(key="capkv:tau").set_value(1.0)
+    )
+    assert shown(app, "budget").value.endswith("%") and app.slider(key="capkv:tau").value == 1
+
+
+def test_quick_steps(model):
+    app = at(model, "values", layer="0", head="0")
+    layers, heads = len(shown(app, "layer").options), len(shown(app, "head").options)
+    for key, name, count in (("step_down", "layer", layers), ("step_right", "head", heads)):
+        quickly(app, *[lambda key=key: app.button(key=key).click()] * 2)
+        assert shown(app, name).value == 2 % count
+    app = at(model, "tokens", token="20")
+    quickly(app, *[lambda: app.button(key="token_right").click()] * 3)
+    assert shown(app, "token").value == 23 and app.query_params["token"] == "23"
+    app = at(model, "tour")
+    quickly(app, *[lambda: app.button(key="tour_next").click()] * 2)
+    assert shown(app, "step").value == 3 and app.query_params["step"] == "3"
+
+
+@pytest.mark.parametrize("name", ["values", "heads", "tokens"])
+def test_a_list_may_send_the_old_name_of_a_choice(model, name):
+    """An option has changed, and with it a policy's name; the browser has not heard of that when it sends its next move."""
+    app = at(model, name, policies=["sink", "capkv", "keydiff"], policy="1")
+    if name != "values":
+        shown(app, "minus").set_value(2).run()
+    quickly(app, *(lambda to=to: app.slider(key="capkv:tau").set_value(to) for to in (4.5, 4.0)))
+    assert app.slider(key="capkv:tau").value == 4 and shown(app, "policy").value == 1
+    assert "CapKV (tau 4)" in shown(app, "policy").options
+    assert name == "values" or shown(app, "minus").value == 2
 
 
 def test_units(model):
@@ -424,8 +494,8 @@ def test_earlier_runs_stay_at_hand(model):
     app = press(opened(model), "run")
     app.text_area(key="question").set_value("Else?").run()
     press(app, "run")
-    app.selectbox(key="show").set_value(1).run()
-    app.selectbox(key="pin").set_value(2).run()
+    shown(app, "show").set_value(1).run()
+    shown(app, "pin").set_value(2).run()
     assert "run 1</th>" in page(app) and "run 2</th>" in page(app)  # side by side, policy by policy
     app.button(key="take").click().run()
     assert app.session_state["question"] == "What did it do?"

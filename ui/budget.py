@@ -5,7 +5,8 @@ from __future__ import annotations
 import streamlit as st
 
 from kvviz.experiment import ENTRIES, MIB, SHARE, UNITS, Experiment, Shape, Size
-from ui.state import experiment, set_size, tell
+from ui.controls import shows
+from ui.state import experiment, set_size
 
 STOPS = {ENTRIES: (64, 128, 256, 512, 1024), SHARE: (25, 50, 75, 90)}
 """What the papers measured at."""
@@ -23,15 +24,13 @@ def section() -> None:
     with st.expander("Budget", type="compact", expanded=True, key="part_budget"):
         known = bool(made.n_tokens and made.shape)
         units = UNITS if known else (ENTRIES,) if made.unit == ENTRIES else (ENTRIES, made.unit)
-        tell("unit", made.unit)
         st.segmented_control(
             "Unit",
             units,
-            key="unit",
+            **shows("unit", made.unit, change=_convert),
             required=True,
             width="stretch",
             label_visibility="collapsed",
-            on_change=_convert,
             help="Entries a head, averaged over the model, sinks and window included; the share of them that is removed (the "
             "papers' compression ratio); or MiB for each policy, in which MomentKV's statistics count.",
         )
@@ -42,19 +41,17 @@ def section() -> None:
 
 def _slider(made: Experiment) -> None:
     choices = [str(size) for size in grid(made.size, made.n_tokens or UNKNOWN, made.shape)]
-    tell("budget", str(made.size))
     st.select_slider(
         "Budget",
         choices,
-        key="budget",
-        format_func=_label,
+        **shows("budget", str(made.size), change=lambda text: set_size(Size.parse(text))),
+        format_func=label,
         label_visibility="collapsed",
-        on_change=lambda: set_size(Size.parse(st.session_state.budget)),
         help="How much of the prompt's cache each policy may keep. Log scale.",
     )
 
 
-def _label(text: str) -> str:
+def label(text: str) -> str:
     """A slider position as people read it."""
     return f"{int(text):,}" if text.isdecimal() else text.replace("MiB", " MiB")
 
@@ -63,24 +60,23 @@ def _stops(made: Experiment) -> None:
     """The papers' budgets, one click each."""
     stops = [stop for stop in STOPS.get(made.unit, ()) if made.unit == SHARE or stop <= (made.n_tokens or UNKNOWN)]
     if stops:
-        tell("stop", made.size.amount if made.size.amount in stops else None)
+        here = next((stop for stop in stops if stop == made.size.amount), None)  # the stop itself: 64, not 64.0
         st.pills(
             "Budgets of the papers",
             stops,
-            key="stop",
+            **shows("stop", here, change=lambda stop: stop and set_size(Size(stop, made.unit))),
             format_func=lambda stop: f"{stop}%" if made.unit == SHARE else f"{stop:,}",
             label_visibility="collapsed",
             width="stretch",
-            on_change=lambda: st.session_state.stop and set_size(Size(st.session_state.stop, made.unit)),
             help="Budgets at which the papers measured, one click each.",
         )
 
 
-def _convert() -> None:
+def _convert(unit: str) -> None:
     made = experiment()
     if made.n_tokens and made.shape:
-        set_size(made.size.to(st.session_state.unit, made.n_tokens, made.shape))
-    elif st.session_state.unit == ENTRIES:
+        set_size(made.size.to(unit, made.n_tokens, made.shape))
+    elif unit == ENTRIES:
         set_size(Size(256))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import plotly.graph_objects as go
@@ -16,8 +15,8 @@ from kvviz.experiment import OWN, PARAMETERS, Experiment, to_query
 from kvviz.figures import style
 from kvviz.policies.policy import Policy
 from ui import html
+from ui.controls import put_into_link, shows, start_from_link
 from ui.glossary import glossary
-from ui.state import tell, went_back
 
 CSS = Path(__file__).parent / "style.css"
 
@@ -62,8 +61,8 @@ def link(experiment: Experiment) -> str:
     """The address of this page with the experiment in it, and what the page has there of its own (a token, a step)."""
     place = urlsplit(st.context.url or "")
     own = {key: st.query_params.get_all(key) for key in st.query_params if key not in PARAMETERS}
-    if place.path.endswith("tokens") and st.session_state.get("token") is not None:
-        own["token"] = [st.session_state["token"]]  # the address follows only after the page is drawn
+    if place.path.endswith("tokens") and st.session_state.get("_token") is not None:
+        own["token"] = [st.session_state._token]  # the address follows only after the page is drawn
     return f"{place.scheme}://{place.netloc}{place.path or '/'}?{urlencode(to_query(experiment) | own, doseq=True)}"
 
 
@@ -88,14 +87,12 @@ def policy_picker(experiment: Experiment) -> Policy:
     if not policies:
         st.info("No policy is chosen. Choose one in the sidebar.")
         st.stop()
-    chosen = int(st.session_state.get("policy") or 0)
-    tell("policy", chosen if chosen < len(policies) else 0)
+    labels, chosen = [p.label for p in policies], st.session_state._policy
     index = st.selectbox(
         "Policy",
         range(len(policies)),
-        key="policy",
-        format_func=lambda i: policies[i].label,
-        persist_state="session",
+        **shows("policy", chosen if chosen < len(policies) else 0, labels),
+        format_func=labels.__getitem__,
         help="Which of the chosen policies this page looks at.",
     )
     return policies[index]
@@ -105,13 +102,12 @@ def other_picker(experiment: Experiment) -> Policy | None:
     """Choose a second policy to compare with, or none; the pages that ask share it, and it stands in the link."""
     policies, none = experiment.policies, -1
     choices = [none, *range(len(policies))]
-    start_from_link("minus", choices)
+    labels = ["nothing", *(p.label for p in policies)]
     index = st.selectbox(
         "Compared with",
         choices,
-        key="minus",
-        format_func=lambda i: "nothing" if i == none else policies[i].label,
-        persist_state="session",
+        **shows("minus", start_from_link("minus", choices), labels),
+        format_func=lambda i: labels[i - none],
         help="A second policy shows the difference of the two: purple (and a solid line) where the first is higher or keeps "
         "a token in more heads, orange (and a dotted line) where the second is or does.",
     )
@@ -119,39 +115,20 @@ def other_picker(experiment: Experiment) -> Policy | None:
     return None if index == none else policies[index]
 
 
-def start_from_link(key: str, choices: Sequence[Any]) -> None:
-    """Before a page draws a control of its own: give it the link's choice on the first visit, and the session's afterwards."""
-    state, asked = st.session_state, st.query_params.get(key)
-    here = state[key] if key in state and not went_back() else next((c for c in choices if str(c) == asked), None)
-    tell(key, here if here in choices else choices[0])
-
-
-def put_into_link(key: str, value: Any, usual: Any) -> None:
-    """After it was drawn: its choice becomes part of the address, unless it is the usual one."""
-    if value != usual:
-        st.query_params[key] = str(value)
-    elif key in st.query_params:
-        del st.query_params[key]
-
-
 def head_picker(layers: int, heads: int, places: Sequence[DeltaGenerator] | None = None) -> tuple[int, int]:
     """Choose a layer and a query head, side by side or in two given places."""
     state = st.session_state
-    tell("layer", min(int(state.layer or 0), layers - 1))
-    tell("head", min(int(state.head or 0), heads - 1))
     left, right = places or st.columns(2)
     layer = left.selectbox(
         "Layer",
         range(layers),
-        key="layer",
-        persist_state="session",
+        **shows("layer", min(state._layer, layers - 1)),
         help="Counted from 0, the layer next to the embeddings.",
     )
     head = right.selectbox(
         "Head",
         range(heads),
-        key="head",
-        persist_state="session",
+        **shows("head", min(state._head, heads - 1)),
         help="Query head, counted from 0. Heads of a group share keys and values.",
     )
     return layer, head

@@ -11,7 +11,8 @@ from kvviz import report
 from kvviz.experiment import Experiment, from_query, size_words
 from kvviz.runs import Row, Run
 from ui import cards, html, jobs, results
-from ui.state import take_back, tell
+from ui.controls import shows
+from ui.state import take_back
 
 KEEP_NONE = "none"
 
@@ -72,13 +73,11 @@ def histories(made: Experiment) -> None:
 
 def _chooser(label: str, key: str, options: list, value: int | str | None, records: dict[int, jobs.Record]) -> None:
     """A list of runs that follows `_shown` or `_pinned`."""
-    tell(key, value)
     st.selectbox(
         label,
         options,
-        key=key,
+        **shows(key, value, change=CHOOSE[key]),
         format_func=lambda n: _words(records[n]) if n in records else n,
-        on_change=_choose,
         help=HELP[key],
     )
 
@@ -89,10 +88,15 @@ def _words(record: jobs.Record) -> str:
     return f"{record.number}: {record.experiment.title}, {budget}, {names}, {record.file or record.at}"
 
 
-def _choose() -> None:
-    state = st.session_state
-    state._shown = state.show
-    state._pinned = None if state.pin == KEEP_NONE else state.pin
+def _show(number: int) -> None:
+    st.session_state._shown = number
+
+
+def _pin(number: int | str) -> None:
+    st.session_state._pinned = None if number == KEEP_NONE else number
+
+
+CHOOSE = {"show": _show, "pin": _pin}
 
 
 def _open() -> None:

@@ -153,6 +153,16 @@ def _control(key: str, label: str, name: str, value: Any, note: str, args: tuple
         st.number_input(label, 0, None, step=STEPS.get(name, 1), **common)
 
 
+def dragged(mine: Policy) -> list[tuple[str, float, list[float]]]:
+    """The options that have a slider: name, value, and every position of the slider."""
+    found = []
+    for name, value in _values(mine).items():
+        if name in DRAGGED:
+            most, step = max(DRAGGED[name], float(value)), STEPS[name]
+            found.append((name, float(value), [round(i * step, 6) for i in range(round(most / step) + 1)]))
+    return found
+
+
 def _shown(name: str, value: Any) -> Any:
     """A value as its control has it."""
     if name == "correction":

@@ -11,6 +11,7 @@ from streamlit.navigation.page import StreamlitPage
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from kvviz.experiment import Experiment
+from ui import controls
 from ui.frame import head, styles
 from ui.sidebar import sidebar
 from ui.state import experiment as collect
@@ -77,7 +78,8 @@ def frame() -> Iterator[StreamlitPage]:
         position="top",
     )
     if st.session_state.get("_title") != page.title:
-        st.session_state._title, st.session_state._told = page.title, set()
+        st.session_state._title = page.title
+        controls.forget()
     st.session_state._framed = True
     try:
         sidebar()

@@ -11,6 +11,7 @@ from kvviz.models import ModelError, available, default_name, yarn
 from kvviz.policies import METHODS
 from kvviz.presets import PRESETS
 from ui import budget, html, jobs, options
+from ui.controls import shows
 from ui.edit import edit
 from ui.host import engine_for, host, loading_for_all
 from ui.state import (
@@ -24,7 +25,6 @@ from ui.state import (
     fill_policies,
     restore,
     take_preset,
-    tell,
     write_link,
 )
 
@@ -111,20 +111,18 @@ def _positions() -> None:
         _, factor = yarn.split(state.model)
     except ModelError:  # a mistyped factor; loading says so
         factor = 1.0
-    tell("yarn", factor)
     st.selectbox(
         "Positions",
         list(dict.fromkeys([*FACTORS, factor])),
-        key="yarn",
+        **shows("yarn", factor, change=_stretch),
         format_func=lambda factor: "as the model has them" if factor == 1 else f"× {factor:g} (YaRN)",
-        on_change=_stretch,
         help="YaRN slows the rotations down, so that texts longer than the model was trained on fit. It costs some quality.",
     )
 
 
-def _stretch() -> None:
+def _stretch(factor: float) -> None:
     state = st.session_state
-    state.model = yarn.join(state.model.split(":yarn=")[0], state.yarn)
+    state.model = yarn.join(state.model.split(":yarn=")[0], factor)
     _load()
 
 

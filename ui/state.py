@@ -7,7 +7,6 @@ first visit, and when the person goes back in the browser), `experiment` reads t
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
@@ -48,18 +47,6 @@ def went_back() -> bool:
     return context is not None and context.is_history_navigation
 
 
-def tell(key: str, value: Any) -> None:
-    """Give a control a value before it is drawn, if it has another one or does not know it, on a page just opened.
-
-    Never its own value again: what the person did since would be undone when the answer arrives.
-    """
-    state = st.session_state
-    told = state.setdefault("_told", set())
-    if key not in told or state.get(key) != value:
-        state[key] = value
-        told.add(key)
-
-
 def _start() -> Experiment:
     """Where a link says nothing; a text of one's own stays in its session."""
     try:
@@ -87,7 +74,7 @@ def _fill(made: Experiment) -> None:
     state.protect = PUBLISHED if made.equal is None else EQUAL
     state.sinks, state.recent = made.equal or (4, 32)
     state.tokens, state.temperature, state.seed = made.max_new_tokens, made.temperature, made.seed
-    state.layer, state.head, state.policy = made.layer, made.head, made.policy_index
+    state._layer, state._head, state._policy = made.layer, made.head, made.policy_index
     fill_policies(made.chosen)
 
 
@@ -124,9 +111,9 @@ def experiment() -> Experiment:
         chosen=tuple(state._slots[slot] for slot in state.chosen),
         size=state._size,
         equal=(int(state.sinks), int(state.recent)) if state.protect == EQUAL else None,
-        policy_index=int(state.policy or 0),
-        layer=int(state.layer or 0),
-        head=int(state.head or 0),
+        policy_index=state._policy,
+        layer=state._layer,
+        head=state._head,
         max_new_tokens=int(state.tokens),
         temperature=float(state.temperature),
         seed=int(state.seed),

@@ -20,5 +20,6 @@ def open_page(name: str, own: dict[str, str] | None = None, **changes: Any) -> N
     st.switch_page alone forgets every widget; with the experiment in the address the next run finds it again.
     """
     made = replace(experiment(), **changes)
-    st.session_state.pop("_link", None)
+    for key in ("link", *(own or {})):
+        st.session_state.pop(f"_{key}", None)  # the address says it
     st.switch_page(PAGES / f"{name}.py", query_params=to_query(made) | (own or {}))

@@ -13,6 +13,7 @@ import numpy as np
 import streamlit as st
 
 from kvviz.analysis.tokens import Shares, find
+from ui.controls import put_into_link, shows, start_from_link
 from ui.html import both
 
 LEVELS = 16
@@ -94,18 +95,13 @@ def picked() -> int | None:
 def picker(texts: list[str]) -> int:
     """Choose a token by number, by its text, step by step; a click on the text does the same."""
     count = len(texts)
-    if st.session_state.get("token") is None and "token" not in st.query_params:
-        st.session_state.token = count // 2
-    if (st.session_state.get("token") or 0) >= count:
-        st.session_state.token = count - 1
+    here = start_from_link("token", range(count), count // 2)
     left, middle, right = st.columns([2, 3, 4], vertical_alignment="bottom")
     token = left.number_input(
         "Token",
         0,
         count - 1,
-        None,
-        key="token",
-        bind="query-params",
+        **shows("token", here),
         help="Position in the prompt, counted from 0. A click on the text chooses, too; so do the arrow keys on it.",
     )
     wanted = middle.text_input(
@@ -135,18 +131,19 @@ def picker(texts: list[str]) -> int:
                 shortcut=f"Shift+{way.capitalize()}",
                 help=f"{'Next' if by > 0 else 'Previous'} token (Shift and the arrow key)",
             )
-    return int(token or 0)
+    put_into_link("token", token)
+    return token
 
 
 def _step(by: int, count: int) -> None:
-    st.session_state.token = (int(st.session_state.token) + by) % count
+    st.session_state._token = (st.session_state._token + by) % count
 
 
 def _seek(texts: list[str], after: bool) -> None:
     """Go to the next place where the wanted text stands (or stay, if it stands here)."""
-    found, here = find(texts, st.session_state.find), int(st.session_state.token)
+    found, here = find(texts, st.session_state.find), st.session_state._token
     if found:
-        st.session_state.token = next((i for i in found if i > here - (not after)), found[0])
+        st.session_state._token = next((i for i in found if i > here - (not after)), found[0])
 
 
 def strip(texts: Sequence[str], first: Shares, second: Shares | None = None, token: int | None = None) -> str:

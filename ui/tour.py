@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -49,12 +49,11 @@ class Scene:
 
 @dataclass(frozen=True)
 class Told:
-    """What a step says, and what its page opens with: fields of the experiment, the page's own parameters, widgets' values."""
+    """What a step says, and what its page opens with: fields of the experiment, and the page's own parameters."""
 
     sentences: list[str]
     changes: dict[str, Any]
     own: dict[str, str] | None = None
-    session: dict[str, Any] = field(default_factory=dict)
 
 
 def cache(scene: Scene) -> Told:
@@ -117,7 +116,7 @@ def needle(scene: Scene) -> Told:
         chart(figures.needle(found, is_dark()), key="tour_needle_bars", alt=figures.needle_alt(found))
         _answers(made)
     where = tour.location(scene.texts)[1].start
-    return Told(found.sentences(), {"size": made.size}, {"token": str(where)}, {"minus": 1})
+    return Told(found.sentences(), {"size": made.size}, {"token": str(where), "minus": "1"})
 
 
 def _answers(made: Experiment) -> None:

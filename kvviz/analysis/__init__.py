@@ -10,6 +10,7 @@ cache's own continuation once a run has left them, the prompt's last query befor
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -51,6 +52,20 @@ class Analysis(Store):
             ("head", policy, budget, layer, head),
             lambda: head_view(self, policy, budget, layer, head, steps(self.state.n_tokens)),
         )
+
+    def sides(
+        self, settings: Sequence[tuple[Policy, int]], layer: int, head: int, seconds: float
+    ) -> dict[tuple[Policy, int], np.ndarray]:
+        """What a query head's KV head keeps under each (policy, budget): [N] bool.
+
+        Args:
+            seconds: once they are over, settings that are not in memory are left out; the next call goes on.
+        """
+        found, end, kv_head = {}, time.perf_counter() + seconds, head // self.state.layers[layer].groups
+        for policy, budget in settings:
+            if time.perf_counter() < end or self.holds_mask(policy, budget, layer):
+                found[policy, budget] = self.mask(policy, budget, layer)[kv_head].cpu().numpy()
+        return found
 
     def error_by_budget(
         self, policies: Sequence[Policy], budgets: Sequence[int] | None, layer: int, head: int

@@ -77,8 +77,11 @@ class Store:
 
     def mask(self, policy: Policy, budget: int, layer: int) -> Tensor:
         """Which entries of one layer stay, [Hkv, N] bool on the state's device: what `evict` keeps."""
-        key = (policy.scorer, policy.allocation, policy.sinks, policy.recent, budget, layer)
-        return self._masks.get(key, lambda: self._mask(policy, budget, layer))
+        return self._masks.get(_key(policy, budget, layer), lambda: self._mask(policy, budget, layer))
+
+    def holds_mask(self, policy: Policy, budget: int, layer: int) -> bool:
+        """Whether `mask` is in memory."""
+        return _key(policy, budget, layer) in self._masks
 
     def _mask(self, policy: Policy, budget: int, layer: int) -> Tensor:
         state = self.state
@@ -109,6 +112,11 @@ class Store:
     def real_probes(self) -> bool:
         """Whether a run has left queries of the question and of the full cache's own continuation."""
         return all(layer.probes is not None and layer.probes.shape[1] > 0 for layer in self.state.layers)
+
+
+def _key(policy: Policy, budget: int, layer: int) -> tuple:
+    """What a kept set depends on."""
+    return policy.scorer, policy.allocation, policy.sinks, policy.recent, budget, layer
 
 
 def visible(text: str) -> str:

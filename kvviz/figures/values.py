@@ -17,6 +17,9 @@ MAX_POINTS = 20_000
 CROSS = 0.019
 """Size of a cross, as a share of the plane's height."""
 
+CROSS_LINE, DOT = 1.1, 8
+"""Pixels: the strokes of a cross, and what is kept."""
+
 PLANE = dict(l=28, r=8, t=44, b=32)
 """Margins of the plane."""
 
@@ -82,16 +85,27 @@ def _points(view: HeadView, texts: Sequence[str] | None, dark: bool) -> tuple[li
     kept, evicted = np.flatnonzero(view.kept), np.flatnonzero(~view.kept)
     every = max(1, -(-len(evicted) // max(1, MAX_POINTS - len(kept))))
     name = f"evicted: {len(evicted):,}" + ("" if every == 1 else f", one in {every} drawn")
-    evicted, faint = evicted[::every], style.transparent(style.muted(dark), 0.5)
-    sign = dict(symbol="x-thin-open", size=8, color=faint, line=dict(width=1.4))
-    circles = dict(symbol="circle", size=8, line=dict(width=1, color=style.paper(dark)))
-    circles["color"] = style.colour(view.policy, dark)
+    evicted, drawn = evicted[::every], look(view, dark)
+    sign = dict(symbol="x-thin-open", size=8, color=drawn["evicted"], line=dict(width=1.4))
+    circles = dict(symbol="circle", size=DOT, color=drawn["kept"], line=dict(width=1, color=drawn["rim"]))
     traces = [
         _cloud(view, labels, evicted, "evicted") | dict(mode="none", name="evicted", showlegend=False),
         dict(type="scatter", mode="markers", x=[None], y=[None], name=name, marker=sign),
         _cloud(view, labels, kept, "kept") | dict(mode="markers", name=f"kept: {len(kept):,}", marker=circles),
     ]
-    return traces, [_crosses(view, evicted, faint)] if len(evicted) else []
+    return traces, [_crosses(view, evicted, drawn)] if len(evicted) else []
+
+
+def look(view: HeadView, dark: bool = False) -> dict[str, str | float]:
+    """How points are drawn: colours of kept and evicted ones and of the rim, pixels of a dot, half a cross on the axes."""
+    return {
+        "kept": style.colour(view.policy, dark),
+        "evicted": style.transparent(style.muted(dark), 0.5),
+        "rim": style.paper(dark),
+        "dot": DOT,
+        "arm": float(CROSS * np.ptp(view.y_range) / 2),
+        "line": CROSS_LINE,
+    }
 
 
 def _cloud(view: HeadView, labels: np.ndarray | None, index: np.ndarray, side: str) -> dict:
@@ -108,14 +122,14 @@ def _cloud(view: HeadView, labels: np.ndarray | None, index: np.ndarray, side: s
     )
 
 
-def _crosses(view: HeadView, index: np.ndarray, colour: str) -> dict:
+def _crosses(view: HeadView, index: np.ndarray, drawn: dict) -> dict:
     """A small cross at each of the points, all of them one shape."""
-    arm = CROSS * np.ptp(view.y_range) / 2
+    arm = drawn["arm"]
     low, high = view.points[index] - arm, view.points[index] + arm
     ends = np.stack([low[:, 0], low[:, 1], high[:, 0], high[:, 1], low[:, 0], high[:, 1], high[:, 0], low[:, 1]], 1)
     step = "M{:.4g},{:.4g}L{:.4g},{:.4g}"
     path = "".join((step + step).format(*row) for row in ends.tolist())
-    return dict(type="path", path=path, layer="below", line=dict(color=colour, width=1.1))
+    return dict(type="path", path=path, layer="below", line=dict(color=drawn["evicted"], width=CROSS_LINE))
 
 
 def _arrows_of(view: HeadView) -> list[str]:

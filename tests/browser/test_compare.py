@@ -69,7 +69,7 @@ def test_a_link_opens_the_same_view_elsewhere(open_tab):
     one = open_tab().open("/?tokens=16")
     one.page.get_by_test_id("stSidebar").get_by_role("button", name="KeyDiff").first.click()
     one.settle()
-    one.page.locator(".st-key-stop").get_by_text("128", exact=True).click()
+    one.page.locator("[class*='st-key-stop']").get_by_text("128", exact=True).click()
     one.settle()
     assert "budget=128" in one.page.url and "policies=keydiff" in one.page.url
     two = open_tab().open(one.page.url.removeprefix(one.server.url))

@@ -23,7 +23,7 @@ def test_pin_compare_export_and_open(open_tab, tmp_path):
     tab.press("Runs")
     choose(tab, "Pinned beside it", "1: ")
     tab.page.keyboard.press("Escape")
-    tab.page.locator(".st-key-stop").get_by_text("128", exact=True).click()
+    tab.page.locator("[class*='st-key-stop']").get_by_text("128", exact=True).click()
     tab.settle().press("Run")
     tab.page.get_by_test_id("kv-pinned").wait_for(timeout=driver.RUN)
     tab.settle()

@@ -43,7 +43,7 @@ def test_two_policies_differ_in_shape_and_colour(open_tab):
 
 def compares(tab, label: str) -> bool:
     """Whether a policy comes to stand in the box."""
-    box = tab.page.locator(f".st-key-minus input[value='{label}']")
+    box = tab.page.locator(f"[class*='st-key-minus'] input[value='{label}']")
     box.wait_for()
     return tab.settle() and box.count() == 1
 

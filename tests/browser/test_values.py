@@ -31,7 +31,7 @@ def values(open_tab):
 
 
 def budget(tab):
-    return tab.page.locator(".st-key-budget input[type=range]").first
+    return tab.page.locator("[class*='st-key-budget'] input[type=range]").first
 
 
 def test_moving_the_budget_moves_points_and_nothing_else(values):
@@ -74,6 +74,51 @@ def test_points_change_sides_at_once(values):
     assert min(times) < QUICK
 
 
+SEEN = f"""() => {{ const start = performance.now(), kept = ({SIDES})()[1]; window.seen = null; window.answer = null;
+    const look = () => {{ const drawn = document.querySelector('.st-key-plane g.kv-scrub');
+        if (!window.seen && drawn) window.seen = [performance.now() - start, +drawn.dataset.kept];
+        const now = ({SIDES})()[1];
+        now === kept || !now ? setTimeout(look, 1) : (window.answer = [performance.now() - start, now]); }};
+    look(); }}"""
+"""Watch a move: milliseconds and kept points of what the browser draws by itself, and of the server's answer."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_points_follow_the_slider_before_the_answer(open_tab, scheme):
+    tab = open_tab(scheme=scheme).open("/values" + VIEW).read()
+    page, times = tab.page, []
+    page.locator(".st-key-plane .js-plotly-plot").wait_for()
+    budget(tab).focus()
+    for key in ("ArrowLeft", "ArrowLeft", "ArrowRight", "ArrowRight"):
+        tab.settle()
+        page.evaluate(SEEN)
+        page.keyboard.press(key)
+        page.wait_for_function("window.answer !== null")
+        (seen, drawn), (answer, kept) = page.evaluate("[window.seen, window.answer]")
+        assert drawn == kept and seen < answer
+        times.append((round(seen), round(answer)))
+    print("ms from the key to points on their new side, and to the server's answer:", times)
+    tab.settle()
+    page.wait_for_function("!document.querySelector('.st-key-plane g.kv-scrub')")  # it went with the old figure
+
+
+def test_points_follow_tau(values):
+    page = values.page
+    page.locator(".st-key-options_capkv").get_by_role("button").first.click()
+    tau = page.get_by_role("slider", name="Tau")
+    tau.focus()
+    values.settle()
+    kept = page.evaluate(SIDES)[1]
+    page.evaluate(
+        "new MutationObserver(() => { window.seen ??= document.querySelector('g.kv-scrub')?.dataset.kept })"
+        ".observe(document.querySelector('.st-key-plane'), {subtree: true, childList: true, attributes: true})"
+    )
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_function("window.seen !== undefined")
+    assert int(page.evaluate("window.seen")) == kept  # others, but as many
+    page.wait_for_url("**capkv%3Atau%3D4.5**")
+
+
 LINES = """() => [...document.querySelectorAll('[class*=st-key-under_]')].map(under => {
     const plot = under.querySelector('.js-plotly-plot'), axis = plot._fullLayout.xaxis;
     const area = plot.querySelector('.nsewdrag').getBoundingClientRect(), line = under.querySelector('.kv-here');
@@ -91,7 +136,7 @@ def test_the_line_at_the_budget_stands_where_it_should(open_tab, size):
     ((at, *fit),) = page.evaluate(LINES)
     assert at == pytest.approx(128, rel=0.02) and fit == [0, 0]
     if size == "desktop":
-        page.locator(".st-key-stop button", has_text="512").click()
+        page.locator("[class*='st-key-stop'] button", has_text="512").click()
         page.get_by_text("budget 512 entries").wait_for()
         tab.settle()
         assert page.evaluate(LINES)[0][0] == pytest.approx(512, rel=0.02)
@@ -155,7 +200,7 @@ def test_a_click_on_a_cell_opens_its_head(open_tab):
     page.get_by_text("Error of layer 11, head 5").wait_for()
     tab.settle()
     assert "layer=11" in page.url and "head=5" in page.url
-    assert "CapKV" in page.locator(".st-key-policy input").input_value()
+    assert "CapKV" in page.locator("[class*='st-key-policy'] input").input_value()
 
 
 def test_the_two_boxes_open_a_head_from_the_keyboard(open_tab):
@@ -188,6 +233,23 @@ def test_capacity_has_curves_and_after_runs_the_divergence(open_tab):
             )
             assert {"CapKV", "MomentKV", "KeyDiff"} <= set(names)
     assert "over 3 outputs, Spearman's" in page.get_by_test_id("stMain").inner_text()
+
+
+@pytest.mark.parametrize("page", ["values", "heads", "tokens", "capacity"])
+def test_tau_can_be_dragged_on_every_page(open_tab, page):
+    """Faster than the answers; the policy's name changes with it, in the lists that the pages have."""
+    tab = open_tab().open(f"/{page}{VIEW}").read()
+    tab.page.locator(".st-key-options_capkv").get_by_role("button").first.click()
+    tau = tab.page.get_by_role("slider", name="Tau")
+    tau.focus()
+    for _ in range(6):
+        tab.page.keyboard.press("ArrowLeft")
+        tab.page.wait_for_timeout(120)
+    tab.page.wait_for_url("**capkv%3Atau%3D2&**")
+    tab.settle()
+    assert float(tau.input_value()) == 2 and tab.raised() == []
+    if page != "capacity":
+        assert tab.page.get_by_role("combobox", name="Policy").first.input_value() == "CapKV (tau 2)"
 
 
 def test_quick_moves_are_all_kept_and_back_takes_one_back(values):
