@@ -8,7 +8,7 @@ import ui
 from kvviz import analysis
 from kvviz.analysis import tokens
 from kvviz.figures import tokens as figures
-from ui import jobs, why
+from ui import jobs, scrub, why
 from ui import tokens as text
 
 
@@ -95,3 +95,4 @@ if reason.attention is None:
         args=(experiment.generate, experiment),
         help="The full cache answers once, so that its queries are known.",
     )
+scrub.strip(numbers, ui.experiment(), other)  # last: it is needed only with the next move

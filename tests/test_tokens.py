@@ -179,7 +179,7 @@ def test_shape_says_what_colour_says():
     assert alone.count("<del") == 2 and 'class="k16 kv-chosen"' in alone
     both = text.strip("abcde", first, second)
     assert both.count("<del") == 1
-    assert [c.split('"')[0] for c in both.split('class="')[2:]] == ["k0", "m8", "k0", "f16", "k0"]
+    assert [c.split('"')[0] for c in both.split('class="')[2:]] == ["k0 kv-gone", "m8", "k0", "f16", "k0"]
     assert "underline dotted" in text.styles()
     assert "1 tokens" in text.legend(first, second) and "2 of 5 tokens" in text.legend(first, None)
 
@@ -228,6 +228,33 @@ def test_the_page_shades_and_explains(model):
     assert strip_of(app) != before
     app.selectbox(key="minus").set_value(1).run()
     assert "MomentKV does" in page(app) and not app.exception
+
+
+def test_shades_in_numbers_are_those_of_the_text():
+    """Classes k0 ... k16 by the share of heads; m and f by the difference, with its sign; GONE where no head is left."""
+    some = lambda counts: tokens.Shares("sink", "Sink", 9, np.array(counts), 32, np.zeros(len(counts), bool))  # noqa: E731
+    first, second = some([0, 1, 16, 32, 0, 31, 7]), some([0, 1, 32, 0, 3, 30, 7])
+    names = lambda codes: [(text.CLASSES[c % text.GONE], c >= text.GONE) for c in codes.tolist()]  # noqa: E731
+    alone = ["k0", "k1", "k8", "k16", "k0", "k16", "k4"]
+    assert names(text.codes(first)) == [(name, count == 0) for name, count in zip(alone, first.counts, strict=True)]
+    both = ["k0", "k0", "f8", "m16", "f2", "m1", "k0"]
+    assert names(text.codes(first, second)) == [(name, i == 0) for i, name in enumerate(both)]
+    assert len(text.CLASSES) == 49 < text.GONE
+
+
+def test_shares_of_many_settings_as_long_as_there_is_time(state):
+    numbers = analysis.of(state)
+    wanted = [(kvviz.policy("capkv"), 9), (kvviz.policy("keydiff"), 12), (kvviz.policy("capkv"), 9)]
+    found = tokens.kept_by_each(numbers, wanted, seconds=60)
+    assert list(found) == wanted[:2]
+    for setting, shares in found.items():
+        assert np.array_equal(shares.counts, tokens.kept_by(numbers, *setting).counts)
+    paused = []
+    new = (kvviz.policy("keydiff", recent=2), 7)
+    assert list(tokens.kept_by_each(numbers, [new, *wanted], seconds=0, pause=lambda: paused.append(1))) == wanted[:2]
+    assert paused == []
+    with pytest.raises(KeyboardInterrupt):
+        tokens.kept_by_each(numbers, [*wanted, new], 60, pause=lambda: (_ for _ in ()).throw(KeyboardInterrupt))
 
 
 def test_the_token_is_in_the_link_and_can_be_looked_for(model):

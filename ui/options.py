@@ -158,8 +158,9 @@ def dragged(mine: Policy) -> list[tuple[str, float, list[float]]]:
     found = []
     for name, value in _values(mine).items():
         if name in DRAGGED:
-            most, step = max(DRAGGED[name], float(value)), STEPS[name]
-            found.append((name, float(value), [round(i * step, 6) for i in range(round(most / step) + 1)]))
+            here, step = float(value), STEPS[name]
+            steps = (round(i * step, 6) for i in range(round(max(DRAGGED[name], here) / step) + 1))
+            found.append((name, here, sorted({here, *steps})))
     return found
 
 

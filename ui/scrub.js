@@ -1,36 +1,37 @@
-// Points change sides while a slider is moved, by sets that were worked out before. The server's answer, which also moves the
-// arrows and the numbers, takes a fifth of a second; it brings a new figure, and what is drawn here goes with the old one.
+// What a figure shows changes while a slider is moved, by sets that were worked out before: points of Values change sides, the text
+// of Tokens its shades. The server's answer, with all that depends on them, takes a fifth of a second; it brings a new figure, and
+// what is drawn here goes with the old one.
 
-const KEPT = 2 // the figure's trace of what is kept
+const KEPT = 2 // the plane's trace of what is kept
+const GONE = 128 // no head keeps a token
 const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0))
 const has = (bits, i) => (bits[i >> 3] >> (7 - (i & 7))) & 1
 
-export default function ({ data }) {
-  const points = new Float32Array(bytes(data.points).buffer)
-  const now = bytes(data.kept)
-  const n = points.length / 2
+// Two paths, over the points and below the arrows.
+function paths(trace, look) {
+  const next = trace.nextElementSibling
+  if (next?.classList.contains("kv-scrub")) return [next, ...next.children]
+  const [group, crosses, dots] = ["g", "path", "path"].map((tag) => document.createElementNS(trace.namespaceURI, tag))
+  group.classList.add("kv-scrub")
+  crosses.style.cssText = `fill:none;stroke:${look.evicted};stroke-width:${look.line}px`
+  dots.style.cssText = `fill:${look.kept};stroke:${look.rim};stroke-width:1px`
+  group.append(crosses, dots)
+  trace.after(group)
+  return [group, crosses, dots]
+}
 
-  function paths(trace) {
-    const next = trace.nextElementSibling
-    if (next?.classList.contains("kv-scrub")) return [next, ...next.children]
-    const [group, crosses, dots] = ["g", "path", "path"].map((tag) => document.createElementNS(trace.namespaceURI, tag))
-    group.classList.add("kv-scrub")
-    crosses.style.cssText = `fill:none;stroke:${data.look.evicted};stroke-width:${data.look.line}px`
-    dots.style.cssText = `fill:${data.look.kept};stroke:${data.look.rim};stroke-width:1px`
-    group.append(crosses, dots)
-    trace.after(group) // below the arrows
-    return [group, crosses, dots]
-  }
-
-  function draw(plot, wanted) {
+function plane(data) {
+  const points = new Float32Array(bytes(data.points).buffer), now = bytes(data.kept), look = data.look
+  return (wanted) => {
+    const plot = document.querySelector(".st-key-plane .js-plotly-plot")
+    if (!plot?._fullLayout) return
     const trace = [...plot.querySelectorAll(".scatterlayer .trace")].find((t) => t.__data__?.[0]?.trace.index === KEPT)
-    if (!trace) return
+    const drawn = trace?.querySelectorAll("path.point")
+    if (drawn?.length !== data.count) return // another answer's figure
     const { xaxis, yaxis } = plot._fullLayout
-    const drawn = trace.querySelectorAll("path.point")
-    if (drawn.length !== data.count) return // another answer's figure
-    const arm = Math.abs(yaxis.l2p(data.look.arm) - yaxis.l2p(0)), r = data.look.dot / 2
+    const arm = Math.abs(yaxis.l2p(look.arm) - yaxis.l2p(0)), r = look.dot / 2
     let [crosses, dots, kept, at] = ["", "", 0, 0]
-    for (let i = 0; i < n; i++) {
+    for (let i = 0; i < points.length / 2; i++) {
       const was = has(now, i), will = has(wanted, i)
       kept += will
       if (was) drawn[at++].style.visibility = will ? "" : "hidden"
@@ -39,17 +40,33 @@ export default function ({ data }) {
       if (will) dots += `M${x - r},${y}a${r},${r} 0 1 0 ${2 * r},0a${r},${r} 0 1 0 ${-2 * r},0`
       else crosses += `M${x - arm},${y - arm}L${x + arm},${y + arm}M${x - arm},${y + arm}L${x + arm},${y - arm}`
     }
-    const [group, ...both] = paths(trace)
+    const [group, ...both] = paths(trace, look)
     both.forEach((path, i) => path.setAttribute("d", [crosses, dots][i]))
     group.dataset.kept = kept
   }
+}
 
+function strip(data) {
+  return (wanted) => {
+    const tokens = document.querySelector(".kv-strip")?.children
+    if (tokens?.length !== wanted.length) return
+    wanted.forEach((code, i) => {
+      const { classList } = tokens[i], name = data.classes[code % GONE]
+      if (classList[0] !== name) classList.replace(classList[0], name)
+      classList.toggle("kv-gone", code >= GONE)
+    })
+  }
+}
+
+const FIGURES = { plane, strip }
+
+export default function ({ data }) {
+  const draw = FIGURES[data.kind](data)
   const watching = new MutationObserver((changes) => {
-    const plot = document.querySelector(".st-key-plane .js-plotly-plot")
     for (const { target } of changes) {
       const name = Object.keys(data.sides).find((key) => target.closest(`.st-key-${CSS.escape(key)}`))
       const wanted = name && data.sides[name][target.getAttribute("aria-valuetext")]
-      if (wanted && plot?._fullLayout) draw(plot, bytes(wanted))
+      if (wanted) draw(bytes(wanted))
     }
   })
   watching.observe(document.body, { subtree: true, attributeFilter: ["aria-valuetext"] })

@@ -19,6 +19,12 @@ from ui.html import both
 LEVELS = 16
 """Steps of shading."""
 
+CLASSES = [f"{kind}{n}" for kind in "kmf" for n in range(kind != "k", LEVELS + 1)]
+"""k0 ... k16: kept by so many; m1 ... m16: by more heads under the first policy; f1 ... f16: by fewer."""
+
+GONE = 128
+"""Added to a class: kept by no head."""
+
 LINED = 4
 """From this step of difference on, tokens are underlined, too."""
 
@@ -152,14 +158,11 @@ def strip(texts: Sequence[str], first: Shares, second: Shares | None = None, tok
     Struck through: no head keeps it (of either policy). In a comparison a solid line under a token says that the first policy
     keeps it in clearly more heads, a dotted one that the second does.
     """
-    names = _shades(first) if second is None else _differences(first, second)
-    gone = (first.counts == 0) if second is None else (first.counts == 0) & (second.counts == 0)
-    notes = _notes(first, second)
-    parts = []
-    for index, (text, name, out, note) in enumerate(zip(texts, names, gone.tolist(), notes, strict=True)):
-        tag = "del" if out else "span"
-        chosen = (" kv-chosen" if index == token else "") + (" kv-space" if out and text.isspace() else "")
-        parts.append(f'<{tag} class="{name}{chosen}" title="{index}: {note}">{shown(text)}</{tag}>')
+    notes, parts = _notes(first, second), []
+    for index, (text, code, note) in enumerate(zip(texts, codes(first, second).tolist(), notes, strict=True)):
+        tag = "del" if code & GONE else "span"
+        more = " kv-gone" * bool(code & GONE) + " kv-space" * text.isspace() + " kv-chosen" * (index == token)
+        parts.append(f'<{tag} class="{CLASSES[code % GONE]}{more}" title="{index}: {note}">{shown(text)}</{tag}>')
     about = f"The prompt, {len(texts):,} tokens. Left and right arrow keys choose a token."
     style = f"--kv-c:{both(first.policy)}"
     return (
@@ -172,17 +175,16 @@ def shown(text: str) -> str:
     return escape(text).replace("\r", "␍").replace("\n", "↵\n").replace("\t", "⇥\t") or "∅"
 
 
-def _shades(first: Shares) -> list[str]:
-    """One class a token: k0 ... k16."""
-    level = np.ceil(LEVELS * first.shares).astype(int)
-    return [f"k{n}" for n in level.tolist()]
-
-
-def _differences(first: Shares, second: Shares) -> list[str]:
-    """m1 ... m16 where the first policy keeps the token in more heads, f1 ... f16 where in fewer, k0 where alike."""
-    gap = first.shares - second.shares
-    level = np.ceil(LEVELS * np.abs(gap) - 1e-6).astype(int)
-    return [f"{'m' if up else 'f'}{n}" if n else "k0" for n, up in zip(level.tolist(), (gap > 0).tolist(), strict=True)]
+def codes(first: Shares, second: Shares | None = None) -> np.ndarray:
+    """How each token is shown, [N] uint8: the place of its class in `CLASSES`, and GONE where no head keeps it."""
+    if second is None:
+        level, gone = np.ceil(LEVELS * first.shares), first.counts == 0
+    else:
+        gap = first.shares - second.shares
+        level = np.ceil(LEVELS * np.abs(gap) - 1e-6)
+        level += np.where(level > 0, np.where(gap > 0, LEVELS, 2 * LEVELS), 0)
+        gone = (first.counts == 0) & (second.counts == 0)
+    return (level + GONE * gone).astype(np.uint8)
 
 
 def _notes(first: Shares, second: Shares | None) -> list[str]:
@@ -205,8 +207,9 @@ def styles() -> str:
         ".kv-strip > * { border-radius: 2px; padding: 1px 0; cursor: pointer; text-underline-offset: 4px }",
         ".kv-strip > :hover { outline: 1px solid currentColor }",
         ".kv-strip > .kv-chosen { outline: 2px solid currentColor; outline-offset: 1px; font-weight: 700 }",
-        ".kv-strip del, .kv-key del { text-decoration: line-through; text-decoration-thickness: 1px; opacity: .62 }",
-        ".kv-strip del.kv-space { text-decoration: none; opacity: .4 }",
+        ".kv-strip del { text-decoration: none }",
+        ".kv-strip .kv-gone, .kv-key del { text-decoration: line-through; text-decoration-thickness: 1px; opacity: .62 }",
+        ".kv-strip .kv-gone.kv-space { text-decoration: none; opacity: .4 }",
         ".kv-key { display: flex; flex-wrap: wrap; gap: .25rem 1.1rem; font-size: .84rem; align-items: center }",
         ".kv-key > span > :first-child { padding: 1px .45em; margin-right: .4em; border-radius: 2px;"
         " font-family: ui-monospace, Menlo, Consolas, monospace }",

@@ -10,13 +10,12 @@ cache's own continuation once a run has left them, the prompt's last query befor
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from kvviz.analysis.capacities import budgets_of, capacity_curves, spearman
-from kvviz.analysis.core import Store, checked_budgets, shared
+from kvviz.analysis.core import Store, checked_budgets, in_time, shared
 from kvviz.analysis.head import error_curves, head_view
 from kvviz.analysis.maps import error_map
 from kvviz.analysis.views import CAPACITIES, MEASURES, CapacityCurves, ErrorCurves, ErrorMap, HeadView
@@ -54,18 +53,26 @@ class Analysis(Store):
         )
 
     def sides(
-        self, settings: Sequence[tuple[Policy, int]], layer: int, head: int, seconds: float
+        self,
+        settings: Sequence[tuple[Policy, int]],
+        layer: int,
+        head: int,
+        seconds: float,
+        pause: Callable[[], None] = lambda: None,
     ) -> dict[tuple[Policy, int], np.ndarray]:
-        """What a query head's KV head keeps under each (policy, budget): [N] bool.
+        """What a query head's KV head keeps under each (policy, budget): [N] bool; those that cannot be scored are left out.
 
         Args:
-            seconds: once they are over, settings that are not in memory are left out; the next call goes on.
+            seconds, pause: see `kvviz.analysis.core.in_time`.
         """
-        found, end, kv_head = {}, time.perf_counter() + seconds, head // self.state.layers[layer].groups
-        for policy, budget in settings:
-            if time.perf_counter() < end or self.holds_mask(policy, budget, layer):
-                found[policy, budget] = self.mask(policy, budget, layer)[kv_head].cpu().numpy()
-        return found
+        kv_head = head // self.state.layers[layer].groups
+        return in_time(
+            settings,
+            lambda setting: self.mask(*setting, layer)[kv_head].cpu().numpy(),
+            lambda setting: self.holds_mask(*setting, layer),
+            seconds,
+            pause,
+        )
 
     def error_by_budget(
         self, policies: Sequence[Policy], budgets: Sequence[int] | None, layer: int, head: int

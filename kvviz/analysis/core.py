@@ -8,8 +8,11 @@ which the engine drops leaves memory at once; whoever calls it holds the state.
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import torch
@@ -112,6 +115,31 @@ class Store:
     def real_probes(self) -> bool:
         """Whether a run has left queries of the question and of the full cache's own continuation."""
         return all(layer.probes is not None and layer.probes.shape[1] > 0 for layer in self.state.layers)
+
+
+def in_time(
+    wanted: Sequence[Any],
+    make: Callable[[Any], Any],
+    holds: Callable[[Any], bool],
+    seconds: float,
+    pause: Callable[[], None] = lambda: None,
+) -> dict[Any, Any]:
+    """What can be had of what is wanted, in this order; without what the method cannot do on this state.
+
+    Args:
+        make, holds: gives one of them; says whether it is in memory.
+        seconds: once they are over, what is not in memory is left out; the next call goes on.
+        pause: called before each that is not; it may raise to end it all.
+    """
+    found, end = {}, time.perf_counter() + seconds
+    for each in dict.fromkeys(wanted):
+        if not holds(each):
+            if time.perf_counter() >= end:
+                continue
+            pause()
+        with suppress(ValueError):
+            found[each] = make(each)
+    return found
 
 
 def _key(policy: Policy, budget: int, layer: int) -> tuple:

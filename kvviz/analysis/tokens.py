@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvviz.allocation import keep
-from kvviz.analysis.core import Store
+from kvviz.analysis.core import Store, in_time
 from kvviz.evict import layer_budgets
 from kvviz.moments import Moments
 from kvviz.policies.attention_scores import by_group, precise, window_attention
@@ -136,6 +136,17 @@ def kept_by(numbers: Store, policy: Policy, budget: int) -> Shares:
         ValueError: the state lacks what the method needs; the message says how to get it.
     """
     return numbers.result(("tokens", policy, budget), lambda: _kept_by(numbers, policy, budget))
+
+
+def kept_by_each(
+    numbers: Store,
+    settings: Sequence[tuple[Policy, int]],
+    seconds: float,
+    pause: Callable[[], None] = lambda: None,
+) -> dict[tuple[Policy, int], Shares]:
+    """`kept_by` under each (policy, budget), as far as the time goes; see `kvviz.analysis.core.in_time`."""
+    known = lambda setting: numbers.holds(("tokens", *setting))  # noqa: E731
+    return in_time(settings, lambda setting: kept_by(numbers, *setting), known, seconds, pause)
 
 
 def _kept_by(numbers: Store, policy: Policy, budget: int) -> Shares:

@@ -36,6 +36,12 @@ HOW = (
 
 SIZES = {"desktop": (1440, 900), "projector": (1280, 720), "phone": (390, 844)}
 
+QUIET = """() => {
+    const rests = document.querySelector("[data-testid=stApp]")?.dataset.testScriptState === "notRunning"
+    window.quiet = rests ? window.quiet ?? performance.now() : undefined
+    return rests && performance.now() - window.quiet > 400 }"""
+"""Whether no script has run for 400 ms: one that was asked for a moment ago may not have begun yet."""
+
 FIRST_LOAD = 180_000
 """Milliseconds for the model's first load, with its conversion on a slow machine."""
 
@@ -134,11 +140,10 @@ class Tab:
         return self.settle()
 
     def settle(self) -> Tab:
-        """Wait until Streamlit has nothing more to draw."""
+        """Wait until Streamlit has had nothing to draw for a while."""
         self.page.locator(".kv-title").wait_for()
-        self.page.wait_for_timeout(300)
-        app = self.page.locator("[data-testid=stApp][data-test-script-state=notRunning]")
-        app.wait_for(state="attached", timeout=RUN)
+        self.page.evaluate("window.quiet = undefined")
+        self.page.wait_for_function(QUIET, timeout=RUN)
         return self
 
     def go(self, title: str) -> Tab:

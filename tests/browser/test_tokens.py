@@ -41,6 +41,35 @@ def test_two_policies_differ_in_shape_and_colour(open_tab):
     assert tab.page.locator(".kv-strip [class^=m]").count() and tab.page.locator(".kv-strip [class^=f]").count()
 
 
+SHADES = "() => [...document.querySelector('.kv-strip').children].map(t => t.className.replace(' kv-space', ''))"
+
+SHADE = f"""() => {{ const before = ({SHADES})().join();
+    const told = document.querySelector('.kv-strip'), start = performance.now();
+    window.seen = null; window.answer = null;
+    const look = () => {{ const strip = document.querySelector('.kv-strip');
+        const now = () => [performance.now() - start, ({SHADES})()];
+        if (!window.seen && strip === told && ({SHADES})().join() !== before) window.seen = now();
+        !strip || strip === told ? setTimeout(look, 1) : (window.answer = now()); }};
+    look(); }}"""
+"""Watch a move: milliseconds and classes of the tokens, first as the browser changes them, then with the server's text."""
+
+
+@pytest.mark.parametrize("minus", ["", "&minus=1"])
+def test_shades_follow_the_slider_before_the_answer(open_tab, minus):
+    tab = open_tab().open("/tokens?preset=harbour&policies=capkv&policies=keydiff" + minus).read()
+    page, times = tab.page, []
+    page.locator("[class*='st-key-budget'] input[type=range]").focus()
+    for key in ("ArrowLeft", "ArrowLeft", "ArrowRight"):
+        tab.settle()
+        page.evaluate(SHADE)
+        page.keyboard.press(key)
+        page.wait_for_function("window.answer !== null")
+        (seen, drawn), (answer, wanted) = page.evaluate("[window.seen, window.answer]")
+        assert [set(a.split()) for a in drawn] == [set(b.split()) for b in wanted] and seen < answer
+        times.append((round(seen), round(answer)))
+    print("ms from the key to the new shades, and to the server's answer:", times)
+
+
 def compares(tab, label: str) -> bool:
     """Whether a policy comes to stand in the box."""
     box = tab.page.locator(f"[class*='st-key-minus'] input[value='{label}']")
