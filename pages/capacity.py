@@ -7,6 +7,7 @@ import ui
 from kvviz import analysis
 from kvviz.analysis import CAPACITIES, SHARES, CapacityCurves
 from kvviz.figures import capacity, style
+from ui import scrub
 
 
 def charts(curves: CapacityCurves, key: str, head: tuple[int, int] | None = None) -> None:
@@ -100,3 +101,4 @@ except ValueError as error:  # a method needs what this prompt was not read with
     st.warning(str(error))
     st.stop()
 against_kl()
+scrub.lines(ui.experiment())

@@ -52,8 +52,8 @@ def forget() -> None:
 
 
 def key_of(name: str) -> str:
-    """The key of a control that was drawn."""
-    return _key(name, st.session_state._turns[name][0])
+    """The key of a control that was drawn, as it stands in the page's classes."""
+    return _key(name, st.session_state._turns[name][0]).replace(":", "-")
 
 
 def _key(name: str, turn: int) -> str:

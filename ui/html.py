@@ -29,9 +29,11 @@ def picture(svg: str, alt: str, height: int) -> str:
 
 
 def line_over(line: Line) -> str:
-    """A vertical line over the figure that follows."""
-    left = f"calc({line.left:g}px + (100% - {line.left + line.right:g}px) * {line.at:.5f})"
-    return f'<i class="kv-here" style="left:{left};top:{line.top:g}px;height:{line.height:g}px"></i>'
+    """A vertical line over the figure that follows, which ui/scrub.js moves along its axis."""
+    left = f"calc({line.left:g}px + (100% - {line.left + line.right:g}px) * var(--at))"
+    axis = f'data-low="{line.low:.6g}" data-high="{line.high:.6g}" data-log="{int(line.log)}"'
+    place = f"--at:{line.at:.5f};left:{left};top:{line.top:g}px;height:{line.height:g}px"
+    return f'<i class="kv-here" {axis} style="{place}"></i>'
 
 
 def on_phones(key: str, height: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import fields
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import streamlit as st
@@ -18,6 +18,7 @@ from kvviz.policies.momentkv import ORDERS
 from kvviz.policies.policy import Policy, policy
 from kvviz.policies.snapkv import KERNELS
 from ui import html
+from ui.controls import shows
 
 WORDS = {**CHOICES, "order_of_eviction": ORDERS, "pooling": tuple(KERNELS), "allocation": tuple(ALLOCATIONS)}
 """Options that are one of several words."""
@@ -115,14 +116,12 @@ def _option(slot: str, name: str, value: Any, usual: Any) -> None:
     """One option with the way back to its published value."""
     key = f"{slot}:{name}"
     value = float(value) if isinstance(usual, float) else value
-    st.session_state.setdefault(key, _shown(name, value))
     symbol = f" {SYMBOLS[name]}" if name in SYMBOLS else ""
     label = f"{name.replace('_', ' ').capitalize()}{symbol}"
     left, right = st.columns([6, 1], vertical_alignment="bottom", gap="small")
     with left:
-        _control(
-            key, f"{label} :small[:gray[published {_shown(name, usual)}]]", name, value, _help(slot, name), (slot, name)
-        )
+        common = shows(key, _shown(name, value), change=partial(_changed, slot, name)) | {"help": _help(slot, name)}
+        _control(f"{label}, published {_shown(name, usual)}", name, value, common)
     right.button(
         "",
         icon=":material/undo:",
@@ -135,8 +134,7 @@ def _option(slot: str, name: str, value: Any, usual: Any) -> None:
     )
 
 
-def _control(key: str, label: str, name: str, value: Any, note: str, args: tuple) -> None:
-    common = {"key": key, "help": note, "on_change": _changed, "args": args, "persist_state": "session"}
+def _control(label: str, name: str, value: Any, common: dict[str, Any]) -> None:
     if name == "correction":
         st.segmented_control(label, (NO_CORRECTION, "0", "1"), required=True, **common)
     elif name == "bits":
@@ -173,8 +171,7 @@ def _shown(name: str, value: Any) -> Any:
     return str(value) if name == "bits" else value
 
 
-def _changed(slot: str, name: str) -> None:
-    value = st.session_state[f"{slot}:{name}"]
+def _changed(slot: str, name: str, value: Any) -> None:
     if name == "correction":
         value = None if value == NO_CORRECTION else int(value)
     if name == "bits":
@@ -195,22 +192,11 @@ def _set(slot: str, name: str, value: Any) -> None:
         st.session_state.pop(f"_error_{slot}", None)
     except ValueError as error:
         st.session_state[f"_error_{slot}"] = str(error)
-        return
-    _refresh(slot)
 
 
 def _reset(slot: str) -> None:
     st.session_state._slots[slot] = published(slot)
     st.session_state.pop(f"_error_{slot}", None)
-    _refresh(slot)
-
-
-def _refresh(slot: str) -> None:
-    """Bring a slot's controls in line with its policy."""
-    for name, value in _values(st.session_state._slots[slot]).items():
-        key, shown = f"{slot}:{name}", _shown(name, value)
-        if st.session_state.get(key) != shown:  # its own value never again, as in ui.state.tell
-            st.session_state[key] = shown
 
 
 def _twice(slot: str) -> None:
@@ -219,7 +205,6 @@ def _twice(slot: str) -> None:
     st.session_state._slots[new] = st.session_state._slots[slot]
     at = st.session_state.chosen.index(slot) + 1
     st.session_state.chosen = [*st.session_state.chosen[:at], new, *st.session_state.chosen[at:]]
-    _refresh(new)
 
 
 def _help(slot: str, name: str) -> str:

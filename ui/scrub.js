@@ -1,5 +1,5 @@
 // What a figure shows changes while a slider is moved, by sets that were worked out before: points of Values change sides, the text
-// of Tokens its shades. The server's answer, with all that depends on them, takes a fifth of a second; it brings a new figure, and
+// of Tokens its shades, and the lines at the budget go along. The server's answer, with all that depends on them, takes a fifth of a second; it brings a new figure, and
 // what is drawn here goes with the old one.
 
 const KEPT = 2 // the plane's trace of what is kept
@@ -58,17 +58,32 @@ function strip(data) {
   }
 }
 
+// The lines at the present budget, each on the axis of its figure.
+function lines(x) {
+  for (const line of document.querySelectorAll(".kv-here")) {
+    const [low, high, log] = ["low", "high", "log"].map((key) => +line.dataset[key])
+    line.style.setProperty("--at", ((log ? Math.log10(x) : x) - low) / (high - low))
+  }
+}
+
 const FIGURES = { plane, strip }
 
+let stop = () => {} // ends what the call before has begun: Streamlit calls again with new data, and ends only the last
+
 export default function ({ data }) {
-  const draw = FIGURES[data.kind](data)
+  stop()
+  const draw = FIGURES[data.kind]?.(data)
   const watching = new MutationObserver((changes) => {
     for (const { target } of changes) {
-      const name = Object.keys(data.sides).find((key) => target.closest(`.st-key-${CSS.escape(key)}`))
-      const wanted = name && data.sides[name][target.getAttribute("aria-valuetext")]
+      const name = data.sliders.find((key) => target.closest(`.st-key-${CSS.escape(key)}`))
+      if (!name) continue
+      const position = target.getAttribute("aria-valuetext")
+      const [wanted, x] = [data.sides, data.lines].map((known) => known?.[name]?.[position])
       if (wanted) draw(bytes(wanted))
+      if (x !== undefined) lines(x)
     }
   })
   watching.observe(document.body, { subtree: true, attributeFilter: ["aria-valuetext"] })
-  return () => watching.disconnect()
+  stop = () => watching.disconnect()
+  return stop
 }

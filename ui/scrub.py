@@ -41,7 +41,9 @@ def plane(numbers: Analysis, view: HeadView, made: Experiment, dark: bool) -> No
     packed = {setting: _text(np.packbits(kept)) for setting, kept in known.items()}
     _follow(
         "plane",
-        _known(positions, lambda each: packed.get(_setting(each, made.policy_index))),
+        positions,
+        sides=_known(positions, lambda each: packed.get(_setting(each, made.policy_index))),
+        lines=_known(positions, lambda each: _setting(each, made.policy_index)[1]),
         count=view.n_kept,
         kept=_text(np.packbits(view.kept)),
         points=_text(view.points.astype(np.float32)),
@@ -61,7 +63,14 @@ def strip(numbers: Analysis, made: Experiment, other: Policy | None) -> None:
         found = [known.get(_setting(each, i)) for i in of]
         return None if None in found else _text(text.codes(*found))
 
-    _follow("strip", _known(positions, shades), classes=text.CLASSES)
+    _follow("strip", positions, sides=_known(positions, shades), classes=text.CLASSES)
+
+
+def lines(made: Experiment) -> None:
+    """Let the lines of Capacity go along, on axes of the share removed in percent."""
+    positions = _positions(made)
+    removed = lambda each: 100 * (1 - min(each.budget, made.n_tokens) / made.n_tokens)  # noqa: E731
+    _follow("lines", positions, lines=_known(positions, removed))
 
 
 def _give_way() -> None:
@@ -70,11 +79,11 @@ def _give_way() -> None:
         context.yield_check()
 
 
-def _follow(kind: str, sides: dict[str, dict[str, str]], **more: Any) -> None:
-    _component(key="scrub", data={"kind": kind, "sides": sides} | more)
+def _follow(kind: str, positions: dict, **more: Any) -> None:
+    _component(key="scrub", data={"kind": kind, "sliders": list(positions)} | more)
 
 
-def _known(positions: dict, find: Callable[[Experiment], str | None]) -> dict[str, dict[str, str]]:
+def _known(positions: dict, find: Callable[[Experiment], Any]) -> dict[str, dict[str, Any]]:
     """Slider -> position -> what is found for it, if anything."""
     return {
         slider: {label: found for label, each in choices.items() if (found := find(each)) is not None}
@@ -102,7 +111,7 @@ def _positions(made: Experiment) -> dict[str, dict[str, Experiment]]:
         mine = made.chosen[i]
         for name, here, values in options.dragged(mine):
             others = {v: policy(mine.name, **mine.changes() | {name: v}) for v in _near(values, values.index(here))}
-            found[f"{slot}-{name}"] = {
+            found[key_of(f"{slot}:{name}")] = {
                 f"{v:.3g}": replace(made, chosen=(*made.chosen[:i], each, *made.chosen[i + 1 :]))
                 for v, each in others.items()
             }

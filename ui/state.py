@@ -87,8 +87,6 @@ def fill_policies(chosen: tuple[Policy, ...]) -> None:
         slots[slot] = each
         used.append(slot)
     st.session_state._slots, st.session_state.chosen = slots, used
-    for key in [key for key in st.session_state if isinstance(key, str) and ":" in key]:
-        del st.session_state[key]  # option widgets: they start from their slot again
 
 
 def _slot_names(name: str):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from html import escape
+from pathlib import Path
 
 import numpy as np
 import streamlit as st
@@ -34,57 +35,7 @@ STRONGEST = 62
 MORE, FEWER = "light-dark(#542788, #b2abd2)", "light-dark(#b35806, #fdb863)"
 """PuOr's two sides: the first policy keeps it in more heads, or in fewer."""
 
-_SCRIPT = """
-let held = false  // the text has the focus, and is to have it again whenever it was drawn anew
-let shown = {}  // the token that was last brought into view, and in which box
-
-export default function ({ data, setTriggerValue }) {
-  const within = (target) => target.closest?.(".kv-strip")
-  const onClick = (event) => {
-    const token = event.target.closest?.(".kv-strip > *")
-    if (token) setTriggerValue("token", [...token.parentElement.children].indexOf(token))
-  }
-  const onKey = (event) => {
-    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key]
-    if (!by || event.shiftKey || event.ctrlKey || event.altKey || event.metaKey) return
-    const strip = within(event.target)
-    const next = data.token + by
-    if (!strip || next < 0 || next >= strip.children.length) return
-    event.preventDefault()
-    setTriggerValue("token", next)
-  }
-  const onFocus = (event) => { held = Boolean(within(event.target)) }
-  const show = () => {
-    const chosen = document.querySelector(".kv-strip > .kv-chosen")
-    const box = document.querySelector(".st-key-strip")
-    if (!chosen || !box) return
-    if (held && document.activeElement === document.body) chosen.parentElement.focus({ preventScroll: true })
-    const index = [...chosen.parentElement.children].indexOf(chosen)
-    if (shown.box === box && shown.index === index) return
-    shown = { box, index }
-    const [token, frame] = [chosen.getBoundingClientRect(), box.getBoundingClientRect()]
-    if (token.top < frame.top + 8 || token.bottom > frame.bottom - 8)
-      box.scrollTop += token.top - frame.top - frame.height / 3
-  }
-  const drawn = new MutationObserver(show)
-  const watch = () => {
-    const box = document.querySelector(".st-key-strip")
-    if (box) drawn.observe(box, { childList: true, subtree: true })
-    show()
-  }
-  const heard = { click: onClick, keydown: onKey, focusin: onFocus, pointerdown: onFocus }
-  for (const [name, on] of Object.entries(heard)) document.addEventListener(name, on)
-  watch()
-  const timer = setTimeout(watch, 150)  // the box may be drawn after this
-  return () => {
-    clearTimeout(timer)
-    drawn.disconnect()
-    for (const [name, on] of Object.entries(heard)) document.removeEventListener(name, on)
-  }
-}
-"""
-
-_listener = st.components.v2.component("kvviz_tokens", js=_SCRIPT)
+_listener = st.components.v2.component("kvviz_tokens", js=(Path(__file__).parent / "tokens.js").read_text())
 
 
 def listen(token: int, on_pick: Callable[[], None]) -> None:

@@ -266,13 +266,16 @@ def here(x: float, dark: bool = False) -> dict:
 
 
 class Line(NamedTuple):
-    """Where a vertical line stands over a figure: `at` is a share of the plot's width, the rest are pixels."""
+    """Where a vertical line stands over a figure: `at` is a share of the plot's width; then pixels, and its axis."""
 
     at: float
     left: float
     right: float
     top: float
     height: float
+    low: float
+    high: float
+    log: bool
 
 
 def lift(figure: go.Figure) -> Line | None:
@@ -287,10 +290,11 @@ def lift(figure: go.Figure) -> Line | None:
     layout["shapes"] = [shape for shape in layout["shapes"] if shape not in lines]
     layout["xaxis"]["fixedrange"] = True
     low, high = layout["xaxis"]["range"]
-    at = lines[0]["x0"]
-    at = ((math.log10(at) if layout["xaxis"].get("type") == "log" else at) - low) / (high - low)
+    at, log = lines[0]["x0"], layout["xaxis"].get("type") == "log"
+    at = ((math.log10(at) if log else at) - low) / (high - low)
     margin = layout["margin"]
-    return Line(at, margin["l"], margin["r"], margin["t"], layout["height"] - margin["t"] - margin["b"])
+    height = layout["height"] - margin["t"] - margin["b"]
+    return Line(at, margin["l"], margin["r"], margin["t"], height, low, high, log)
 
 
 def decades(low: float, high: float) -> dict:

@@ -124,6 +124,22 @@ def test_points_follow_tau(values):
     page.wait_for_url("**capkv%3Atau%3D4.5**")
 
 
+AT = "document.querySelector('.kv-here').style.getPropertyValue('--at')"
+
+
+def test_lines_follow_the_slider_before_the_answer(open_tab):
+    tab = open_tab().open("/capacity" + VIEW).read()
+    page, before = tab.page, float(tab.page.evaluate(AT))
+    watch = f"() => {{ window.moved ??= {AT} }}"
+    page.evaluate(f"new MutationObserver({watch}).observe(document.querySelector('.kv-here'), {{attributes: true}})")
+    budget(tab).press("ArrowLeft")
+    page.wait_for_function("window.moved !== undefined")
+    moved = float(page.evaluate("window.moved"))
+    page.wait_for_url("**budget=215**")
+    tab.settle()
+    assert before < moved == pytest.approx(float(page.evaluate(AT)), abs=1e-4)
+
+
 LINES = """() => [...document.querySelectorAll('[class*=st-key-under_]')].map(under => {
     const plot = under.querySelector('.js-plotly-plot'), axis = plot._fullLayout.xaxis;
     const area = plot.querySelector('.nsewdrag').getBoundingClientRect(), line = under.querySelector('.kv-here');
