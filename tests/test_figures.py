@@ -71,6 +71,13 @@ def test_every_value_is_on_the_plane_once_on_its_side(view, dark):
     assert evicted.mode == "none" and sign.marker.symbol == "x-thin-open"
 
 
+def test_a_cross_stays_a_cross_on_a_flat_plane(view):
+    """Both axes have one scale: a share of the height alone would be a dot where the plane is wide."""
+    for height in (0.1, 0.5, 1.0, 3.0):
+        one = replace(view, x_range=(-1.0, 1.0), y_range=(-height, height))
+        assert values.look(one)["arm"] >= 0.007 * max(2, 2 * height)
+
+
 def test_what_is_evicted_is_one_shape_with_a_cross_at_every_point(view):
     (shape,) = values.plane(view).layout.shapes
     strokes = re.findall(r"M([^,]+),([^L]+)L([^,]+),([^M]+)", shape.path)

@@ -14,8 +14,8 @@ from kvviz.figures import style
 MAX_POINTS = 20_000
 """Points drawn at most; of longer prompts every second, third, ... evicted one is left out, and the legend says so."""
 
-CROSS = 0.019
-"""Size of a cross, as a share of the plane's height."""
+CROSS = (0.014, 0.019)
+"""Size of a cross: the larger of these shares of the plane's width and height, so that it is a cross on a flat plane, too."""
 
 CROSS_LINE, DOT = 1.1, 8
 """Pixels: the strokes of a cross, and what is kept."""
@@ -103,7 +103,7 @@ def look(view: HeadView, dark: bool = False) -> dict[str, str | float]:
         "evicted": style.transparent(style.muted(dark), 0.5),
         "rim": style.paper(dark),
         "dot": DOT,
-        "arm": float(CROSS * np.ptp(view.y_range) / 2),
+        "arm": float(np.max(CROSS * np.ptp([view.x_range, view.y_range], axis=1)) / 2),
         "line": CROSS_LINE,
     }
 
