@@ -60,7 +60,7 @@ def mutual_information(K: Tensor, V: Tensor, query_cov: Tensor, noise: float | T
         noise = noise[..., None, None] * torch.eye(S.shape[-2], dtype=torch.float64, device=S.device)
     root = torch.linalg.cholesky(noise)  # Sigma_noise = root root'
     S = torch.linalg.solve_triangular(root, S, upper=False)
-    return 0.5 * _log_det(S @ _exact(query_cov) @ S.mT)
+    return 0.5 * _log_det(S @ exact(query_cov) @ S.mT)
 
 
 def capacity_curve(K: Tensor, V: Tensor, order: Tensor, budgets: Sequence[int]) -> Tensor:
@@ -94,7 +94,7 @@ def capacity_of_sets(K: Tensor, V: Tensor, sets: Tensor) -> Tensor:
 
     Returns [3, S, H] float64, in nats, along the first axis as `CURVES`.
     """
-    both = _exact(torch.cat((K, V), dim=-1))  # [H, N, d + dv]: its Gram matrix holds K'K, V'V and S
+    both = exact(torch.cat((K, V), dim=-1))  # [H, N, d + dv]: its Gram matrix holds K'K, V'V and S
     sets = sets.to(both.device)
     gram = both.new_zeros(len(both), both.shape[-1], both.shape[-1])
     grams, before = [], torch.zeros_like(sets[0])
@@ -129,10 +129,10 @@ def effective_rank(X: Tensor) -> Tensor:
 
 def _gram(left: Tensor, right: Tensor) -> Tensor:
     """sum over the entries of left_i right_i': [..., n, a], [..., n, b] -> [..., a, b] float64."""
-    return _exact(left).mT @ _exact(right)
+    return exact(left).mT @ exact(right)
 
 
-def _exact(x: Tensor) -> Tensor:
+def exact(x: Tensor) -> Tensor:
     """x in float64, on the CPU where the device has none (MPS)."""
     return (x.cpu() if x.device.type == "mps" else x).double()
 

@@ -12,14 +12,15 @@ and, with the moments of E, the same after the correction (eq. 9, 11, 12).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kvviz.capacity import exact
 from kvviz.gather import take
-from kvviz.moments import Moments
+from kvviz.moments import Correction, Moments
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,16 +123,120 @@ def decompose(
             heads, d, value_dim=V.shape[-1], scaling=c, second=partition > 0, dtype=dtype, device=K.device
         )
         moments.add(*evicted)
-    correction = moments.finalise(order, partition)
-    fhat_E, log_Zhat_E = correction.estimate(q)
-    out = correction.apply(q, f_R, log_Z_R)
-    none = mask.all(dim=1)[:, None, None]
-    f_E = torch.where(none, f_R, f_E)
-    fhat_E = torch.where((moments.count == 0)[:, None, None], f_R, fhat_E.to(dtype))
-    parts = _parts(f_R, f_E, torch.sigmoid(log_Z_E - log_Z_R), out.to(dtype), fhat_E)
-    parts |= {"log_Z_R": log_Z_R, "log_Z_E": log_Z_E, "log_Zhat_E": log_Zhat_E.to(dtype)}
+    parts = _assembled(q, (f_R, log_Z_R), (f_E, log_Z_E), moments.finalise(order, partition))
     lead = query.shape[:-1]
     return Decomposition(**{name: part.reshape(*lead, *part.shape[2:]) for name, part in parts.items()})
+
+
+def decompose_sets(
+    query: Tensor,
+    K: Tensor,
+    V: Tensor,
+    sets: Tensor,
+    *,
+    scaling: float | None = None,
+    order: int = 1,
+    partition: float = 0.0,
+) -> Decomposition:
+    """The same under several kept sets, for little more than one costs if they are nested (budgets) or alike (tau).
+
+    Sums over entries go from one set to the next by the entries that come and go; in float64, so that what leaves a sum leaves
+    nothing behind.
+
+    Args:
+        query, K, V: [Hq, P, d], [Hkv, N, d], [Hkv, N, dv], after RoPE.
+        sets: [B, Hkv, N] bool, in the order of a slider, smaller ones first; each keeps an entry of every head.
+        scaling, order, partition: as in `decompose`.
+
+    Returns a decomposition with leading shape [B, Hq, P].
+    """
+    many, heads, _ = sets.shape
+    d, dtype = K.shape[-1], torch.promote_types(K.dtype, torch.float32)
+    c = d**-0.5 if scaling is None else scaling
+    q, K, V = exact(query).reshape(heads, -1, d), exact(K), exact(V)
+    index, sign, ends = _changes(sets.to(K.device))
+    k, v = take(K, index), take(V, index)
+    logits = torch.baddbmm(q.new_zeros(()), q, k.mT, alpha=c)
+    top = logits.amax(-1, keepdim=True)
+    weights = logits.sub_(top).exp_().mul_(sign[:, None])
+    one = v.new_ones(*index.shape, 1)
+    value, key = torch.cat((v, one), dim=-1), torch.cat((k, one), dim=-1) * sign[..., None]
+    kept, gone = _sides(weights, value, ends)  # [B, Hkv, m, dv + 1], the last column is Z
+    moments = Moments((many, heads), d, value_dim=V.shape[-1], scaling=c, second=partition > 0, device=K.device)
+    outer = _sides(value.mT, key, ends)[1]  # [B, Hkv, dv + 1, d + 1], of what is evicted
+    moments.outer_sum, moments.value_sum = outer[..., :-1, :-1], outer[..., :-1, -1]
+    moments.key_sum, moments.count = outer[..., -1, :-1], outer[..., -1, -1].round()
+    if partition:
+        moments.key_outer_sum = _sides(k.mT, key[..., :-1], ends)[1]
+    correction = moments.finalise(order, partition)
+    correction = replace(
+        correction,
+        **{f.name: t.to(dtype) for f in fields(correction) if torch.is_tensor(t := getattr(correction, f.name))},
+    )
+    f_R, log_Z_R = _normalised(kept, top, dtype)
+    f_E, log_Z_E = _normalised(gone.masked_fill((moments.count == 0)[..., None, None], 0), top, dtype)
+    if bool(((log_Z_E.isneginf().any(-1) & (moments.count > 0)) | log_Z_R.isneginf().any(-1)).any()):
+        return _one_by_one(query, K, V, sets, scaling=c, order=order, partition=partition)  # logits over 700 apart
+    q = q.to(dtype).expand(many, -1, -1, -1)
+    parts = _assembled(q, (f_R, log_Z_R), (f_E, log_Z_E), correction)
+    lead = many, *query.shape[:-1]
+    return Decomposition(
+        **{name: part.reshape(*lead, *part.shape[3:]).to(query.device) for name, part in parts.items()}
+    )
+
+
+def _one_by_one(query: Tensor, K: Tensor, V: Tensor, sets: Tensor, **more) -> Decomposition:
+    """`decompose_sets` where some weights are too small for a number beside others."""
+    found = [decompose(query, K.to(query), V.to(query), kept, **more) for kept in sets]
+    return Decomposition(**{name: torch.stack([each[name] for each in found]) for name in found[0]})
+
+
+def _changes(sets: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+    """What comes and goes from nothing to the first of sets [B, H, N], from each to the next, and from the last to everything.
+
+    Returns positions [H, T], signs [H, T] (1, -1, and 0 for padding), and where each of the B + 1 steps ends.
+    """
+    every = sets.new_ones(1, *sets.shape[1:])
+    after, before = torch.cat((sets, every)), torch.cat((~every, sets))
+    changed = after ^ before
+    count = changed.sum(dim=-1)  # [B + 1, H]
+    ends = count.amax(dim=1).cumsum(0)
+    step, head, position = changed.nonzero(as_tuple=True)
+    first = (count.flatten().cumsum(0) - count.flatten()).view_as(count)
+    number = torch.arange(len(step), device=sets.device) - first[step, head]
+    place = (head, (ends - count.amax(dim=1))[step] + number)
+    index = torch.zeros(sets.shape[1], int(ends[-1]), dtype=torch.int64, device=sets.device)
+    sign = torch.zeros(index.shape, dtype=torch.float64, device=sets.device)
+    sign[place] = after[step, head, position].double() * 2 - 1
+    index[place] = position
+    return index, sign, ends.tolist()
+
+
+def _sides(left: Tensor, right: Tensor, ends: list[int]) -> tuple[Tensor, Tensor]:
+    """left [H, a, T] @ right [H, T, b], summed over the steps up to each set and over those after it: [B, H, a, b] twice."""
+    steps = [left[..., a:b] @ right[:, a:b] for a, b in zip([0, *ends], ends, strict=False)]
+    steps = torch.stack(steps)
+    return steps[:-1].cumsum(0), steps.flip(0).cumsum(0).flip(0)[1:]
+
+
+def _normalised(sums: Tensor, top: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Sums [B, H, m, dv + 1] of weights exp(. - top) -> output [B, H, m, dv] and log Z [B, H, m]."""
+    total = sums[..., -1:].clamp_min(0)
+    output = sums[..., :-1] / total.clamp_min(torch.finfo(sums.dtype).tiny)
+    return output.to(dtype), (total.log() + top)[..., 0].to(dtype)
+
+
+def _assembled(
+    q: Tensor, kept: tuple[Tensor, Tensor], gone: tuple[Tensor, Tensor], correction: Correction
+) -> dict[str, Tensor]:
+    """All parts of the error from (f_R, log Z_R) and (f_E, log Z_E), [*lead, m, dv] and [*lead, m]."""
+    (f_R, log_Z_R), (f_E, log_Z_E) = kept, gone
+    fhat_E, log_Zhat_E = correction.estimate(q)
+    out = correction.apply(q, f_R, log_Z_R)
+    f_E = torch.where(log_Z_E.isneginf()[..., None], f_R, f_E)
+    fhat_E = torch.where(log_Zhat_E.isneginf()[..., None], f_R, fhat_E.to(f_R.dtype))
+    parts = _parts(f_R, f_E, torch.sigmoid(log_Z_E - log_Z_R), out.to(f_R.dtype), fhat_E)
+    return parts | {"log_Z_R": log_Z_R, "log_Z_E": log_Z_E, "log_Zhat_E": log_Zhat_E.to(f_R.dtype)}
 
 
 def _parts(f_R: Tensor, f_E: Tensor, w_E: Tensor, out: Tensor, fhat_E: Tensor) -> dict[str, Tensor]:

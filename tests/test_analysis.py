@@ -170,6 +170,39 @@ def test_the_map_is_decompose_over_all_probes_and_agrees_with_every_head(state, 
         assert again[key] == pytest.approx(data[key], rel=1e-4, abs=1e-4)
 
 
+def test_maps_of_a_slider_are_each_the_map_alone(state, monkeypatch):
+    settings = [(kvviz.policy("momentkv", window=8, partition=0.5), budget) for budget in (20, 12, 33, 50, 9, 10_000)]
+    numbers, alone = analysis.Analysis(state), analysis.Analysis(state)
+    for pieces in (None, 2 * 4 * state.n_tokens):  # all probes, or two at a time
+        if pieces:
+            monkeypatch.setattr("kvviz.analysis.maps.PIECE", pieces)
+            numbers = analysis.Analysis(state)
+        found = numbers.error_maps(settings, seconds=60)
+        assert list(found) == settings
+        for setting, made in found.items():
+            other = alone.error_map(*setting)
+            assert (made.label, made.budget, made.probes) == (other.label, other.budget, other.probes)
+            for key in analysis.MEASURES:
+                assert made[key] == pytest.approx(other[key], rel=1e-4, abs=1e-5, nan_ok=True)
+
+
+def test_maps_of_a_slider_go_on_where_they_were_ended(state):
+    numbers, settings = analysis.Analysis(state), [(kvviz.policy("capkv", tau=tau), 20) for tau in (1.0, 2.0, 3.0)]
+    assert numbers.error_maps(settings, seconds=0) == {}
+    calls = []
+
+    def give_way() -> None:
+        calls.append(None)
+        if len(calls) == 4:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        numbers.error_maps(settings, 60, give_way)
+    assert not numbers.holds(("map", *settings[0])) and numbers.holds(("layer errors", *settings[0], 1))
+    assert list(numbers.error_maps(settings, 60)) == settings
+    assert list(numbers.error_maps([*settings, (kvviz.policy("oracle"), 9)], 0)) == settings
+
+
 def test_the_difference_map(numbers):
     one, two = (numbers.error_map(kvviz.policy(name), 20) for name in ("capkv", "keydiff"))
     assert np.array_equal(one.minus(two)["w_E"], one["w_E"] - two["w_E"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kvviz.errors import decompose
+from kvviz.errors import decompose, decompose_sets
 from kvviz.moments import Moments
 
 GOLDEN = load_file(Path(__file__).parent / "golden" / "paper_formulas.safetensors")
@@ -153,3 +153,54 @@ def test_precision():
 def test_a_head_that_keeps_nothing():
     with pytest.raises(ValueError, match="at least one"):
         decompose(Q, K, V, torch.zeros(48, dtype=torch.bool))
+
+
+FAMILIES = {
+    "nested": lambda score: [score > cut for cut in (2.0, 1.0, 0.3, -0.4, -9.0)],
+    "alike": lambda score: [(score + 0.3 * tau * random(2, 50, seed=9)) > 0.5 for tau in range(6)],
+    "anything": lambda score: [random(2, 50, seed=seed) > 0 for seed in range(5)],
+    "one": lambda score: [score > 0],
+    "all and one": lambda score: [score > -9, score > 1.5, score > -9],
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("order", "partition"), [(0, 0.0), (1, 0.0), (1, 0.7)])
+def test_sets_together_are_each_alone(family, order, partition):
+    query, keys, values = random(6, 7, 8), random(2, 50, 8, seed=1), random(2, 50, 8, seed=2)
+    score = random(2, 50, seed=4) + torch.tensor([[0.0], [0.7]])
+    score[:, 0] = 5  # every head keeps something
+    sets = torch.stack(FAMILIES[family](score))
+    sets[:, :, 0] = True
+    together = decompose_sets(query, keys, values, sets, scaling=0.4, order=order, partition=partition)
+    for number, kept in enumerate(sets):
+        alone = decompose(query, keys, values, kept, scaling=0.4, order=order, partition=partition)
+        for name in alone:
+            close(together[name][number], alone[name], 1e-9)
+
+
+def test_sets_together_in_single_and_half_precision():
+    """A sink takes nearly all attention and goes; what it leaves behind must not drown the rest."""
+    query, keys, values = random(2, 5, 8), random(1, 60, 8, seed=1), random(1, 60, 8, seed=2)
+    keys[0, 3] += 12 * query.mean((0, 1)) / query.mean((0, 1)).norm()
+    sets = torch.ones(3, 1, 60, dtype=torch.bool)
+    sets[0, 0, 3] = sets[1, 0, 30:] = sets[2, 0, 3] = sets[2, 0, 50:] = False
+    for dtype in (torch.float32, torch.bfloat16):
+        q, k, v = (each.to(dtype) for each in (query, keys, values))
+        together = decompose_sets(q, k, v, sets)
+        for number, kept in enumerate(sets):
+            alone = decompose(q.double(), k.double(), v.double(), kept)
+            for name in alone:
+                assert together[name].dtype == torch.float32
+                torch.testing.assert_close(together[name][number].double(), alone[name], atol=1e-5, rtol=1e-5)
+
+
+def test_sets_together_underflow_nothing():
+    keys = K.clone()
+    keys[KEEP] += 1000 * Q[0] / Q[0].norm() ** 2 * 8**0.5
+    mask = torch.zeros(48, dtype=torch.bool)
+    mask[KEEP] = True
+    parts = decompose_sets(Q[None, :1], keys[None], V[None], mask[None, None].expand(2, 1, 48))
+    for number in range(2):
+        close(parts.f_E[number, 0], GOLDEN["error.f_E"][:1])
+        close(parts.log_Z_E[number, 0], GOLDEN["error.log_Z_E"][:1])

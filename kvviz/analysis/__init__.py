@@ -17,7 +17,7 @@ import numpy as np
 from kvviz.analysis.capacities import budgets_of, capacity_curves, spearman
 from kvviz.analysis.core import Store, checked_budgets, in_time, shared
 from kvviz.analysis.head import error_curves, head_view
-from kvviz.analysis.maps import error_map
+from kvviz.analysis.maps import Setting, error_maps
 from kvviz.analysis.views import CAPACITIES, MEASURES, CapacityCurves, ErrorCurves, ErrorMap, HeadView
 from kvviz.policies.policy import Policy
 from kvviz.prefill import Progress
@@ -42,6 +42,10 @@ SHARES = (0.0, 0.25, 0.5, 0.65, 0.75, 0.85, 0.9, 0.95, 0.975, 0.99)
 """Shares removed at which the capacity curves are worked out."""
 
 
+TOGETHER = 8
+"""Error maps that are worked out at once, for the positions of a slider."""
+
+
 class Analysis(Store):
     """The numbers of one prompt state. Use `of(state)`, so that all pages and sessions share what was worked out."""
 
@@ -54,12 +58,12 @@ class Analysis(Store):
 
     def sides(
         self,
-        settings: Sequence[tuple[Policy, int]],
+        settings: Sequence[Setting],
         layer: int,
         head: int,
         seconds: float,
         pause: Callable[[], None] = lambda: None,
-    ) -> dict[tuple[Policy, int], np.ndarray]:
+    ) -> dict[Setting, np.ndarray]:
         """What a query head's KV head keeps under each (policy, budget): [N] bool; those that cannot be scored are left out.
 
         Args:
@@ -83,7 +87,27 @@ class Analysis(Store):
 
     def error_map(self, policy: Policy, budget: int) -> ErrorMap:
         """All measures of every layer and query head."""
-        return self.result(("map", policy, budget), lambda: error_map(self, policy, budget))
+        return self.result(("map", policy, budget), lambda: error_maps(self, [(policy, budget)])[0])
+
+    def error_maps(
+        self, settings: Sequence[Setting], seconds: float, pause: Callable[[], None] = lambda: None
+    ) -> dict[Setting, ErrorMap]:
+        """The same for all positions of a slider, the nearest first; those that cannot be scored are left out.
+
+        Args:
+            settings: of policies with the same correction.
+            seconds, pause: see `kvviz.analysis.core.in_time`.
+        """
+
+        def prepare(some: list[Setting], go_on: Callable[[], None]) -> None:
+            some = sorted(
+                some, key=lambda setting: setting[1]
+            )  # the smaller budget first, as `decompose_sets` wants it
+            for setting, made in zip(some, error_maps(self, some, go_on), strict=True):
+                self.result(("map", *setting), lambda made=made: made)
+
+        get, holds = (lambda s: self.error_map(*s)), (lambda s: self.holds(("map", *s)))
+        return in_time(settings, get, holds, seconds, pause, prepare, TOGETHER)
 
     def capacity(
         self, policies: Sequence[Policy], shares: Sequence[float] = SHARES, progress: Progress | None = None

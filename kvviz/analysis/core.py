@@ -123,6 +123,8 @@ def in_time(
     holds: Callable[[Any], bool],
     seconds: float,
     pause: Callable[[], None] = lambda: None,
+    prepare: Callable[[list, Callable[[], None]], Any] | None = None,
+    together: int = 1,
 ) -> dict[Any, Any]:
     """What can be had of what is wanted, in this order; without what the method cannot do on this state.
 
@@ -130,16 +132,25 @@ def in_time(
         make, holds: gives one of them; says whether it is in memory.
         seconds: once they are over, what is not in memory is left out; the next call goes on.
         pause: called before each that is not; it may raise to end it all.
+        prepare, together: brings so many into memory at once, where that is faster than one by one; it is given a function to
+            call now and then, which ends it when the time is over.
     """
-    found, end = {}, time.perf_counter() + seconds
-    for each in dict.fromkeys(wanted):
-        if not holds(each):
-            if time.perf_counter() >= end:
-                continue
-            pause()
-        with suppress(ValueError):
-            found[each] = make(each)
-    return found
+    end = time.perf_counter() + seconds
+    wanted = dict.fromkeys(wanted)
+    missing = [each for each in wanted if not holds(each)]
+
+    def go_on() -> None:
+        pause()
+        if time.perf_counter() >= end:
+            raise TimeoutError
+
+    with suppress(TimeoutError):
+        for start in range(0, len(missing), together):
+            go_on()
+            group = missing[start : start + together]
+            with suppress(ValueError):
+                prepare(group, go_on) if prepare else make(group[0])
+    return {each: make(each) for each in wanted if holds(each)}
 
 
 def _key(policy: Policy, budget: int, layer: int) -> tuple:

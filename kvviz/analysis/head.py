@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvviz.analysis.core import PIECE, Store
 from kvviz.analysis.views import ErrorCurves, HeadView
-from kvviz.errors import Decomposition, decompose
+from kvviz.errors import Decomposition, decompose_sets
 from kvviz.policies.policy import Policy
 from kvviz.projection import Projection, fit
 
@@ -39,19 +39,20 @@ def projection(store: Store, layer: int, kv_head: int) -> Projection:
 
 
 def parts_of(store: Store, policy: Policy, budgets: Sequence[int], layer: int, head: int) -> Decomposition:
-    """The error of one query head under several budgets at once, [B, P]: they stand where `decompose` has its KV heads."""
+    """The error of one query head under several budgets at once, [B, P]."""
     own = store.state.layers[layer]
-    kv_head, many = head // own.groups, len(budgets)
-    masks = torch.stack([store.mask(policy, budget, layer)[kv_head] for budget in budgets])
-    return decompose(
-        store.probes(own)[head].expand(many, -1, -1),
-        own.keys[kv_head].expand(many, -1, -1),
-        own.values[kv_head].expand(many, -1, -1),
-        masks,
+    kv_head = head // own.groups
+    which = slice(kv_head, kv_head + 1)
+    parts = decompose_sets(
+        store.probes(own)[head : head + 1],
+        own.keys[which],
+        own.values[which],
+        torch.stack([store.mask(policy, budget, layer)[which] for budget in budgets]),
         scaling=own.scaling,
         order=order_of(policy),
         partition=policy.partition,
     )
+    return Decomposition(**{name: part[:, 0] for name, part in parts.items()})
 
 
 def head_view(store: Store, policy: Policy, budget: int, layer: int, head: int, budgets: Sequence[int]) -> HeadView:

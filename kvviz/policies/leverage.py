@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kvviz.capacity import exact
+
 DEPENDENT = 1e-10
 """A value is a combination of others when less than this share of it is left after they are eliminated."""
 
@@ -33,7 +35,7 @@ def quadratic_forms(values: Tensor, weights: Tensor) -> Tensor:
     capacity = (weighted.flatten(1, 2) @ values).unflatten(1, (g, d)) + identity
     factor, failed = torch.linalg.cholesky_ex(capacity, check_errors=values.dtype == torch.float64)
     if failed.any():  # so large a sum that the identity was rounded away
-        return quadratic_forms(_double(values), _double(weights)).to(values)
+        return quadratic_forms(exact(values), exact(weights)).to(values)
     inverse = torch.linalg.solve_triangular(factor, identity, upper=False)
     halves = values @ inverse.flatten(1, 2).mT  # [H, N, g d]
     return halves.unflatten(-1, (g, d)).square().sum(dim=-1).mT
@@ -54,7 +56,7 @@ def log_leverage(values: Tensor, log_weights: Tensor) -> Tensor:
         [H, N] float64, at most 0; -inf where the value is zero.
     """
     heads, n, d = values.shape
-    values, log_weights = _double(values), _double(log_weights)
+    values, log_weights = exact(values), exact(log_weights)
     rows = torch.cat((values, torch.eye(d).to(values).expand(heads, d, d)), dim=1)
     log_weights = torch.cat((log_weights, log_weights.new_zeros(heads, d)), dim=1)
     order = (log_weights + 2 * rows.abs().amax(dim=-1).log()).argsort(dim=1, descending=True)
@@ -101,8 +103,3 @@ def _eliminate(left: Tensor, log_w: Tensor) -> tuple[Tensor, Tensor, Tensor, boo
         chosen.append(row)
     complete = not spent.all(dim=-1).any()  # a head without a pivot stays without one
     return torch.stack(lower, dim=2), torch.stack(upper, dim=1), torch.stack(chosen, dim=1), bool(complete)
-
-
-def _double(x: Tensor) -> Tensor:
-    """x in float64, on the CPU where the device has none."""
-    return (x.cpu() if x.device.type == "mps" else x).double()
