@@ -101,4 +101,4 @@ except ValueError as error:  # a method needs what this prompt was not read with
     st.warning(str(error))
     st.stop()
 against_kl()
-scrub.lines(ui.experiment())
+scrub.curves(numbers, ui.experiment(), (layer, kv_head))  # last: it is needed only with the next move

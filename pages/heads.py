@@ -6,6 +6,7 @@ import ui
 from kvviz import analysis
 from kvviz.analysis import MEASURES
 from kvviz.figures import heads
+from ui import scrub
 
 
 def controls() -> tuple:
@@ -74,3 +75,4 @@ right.button(
     width="stretch",
     help="Shows this layer and head on the page Values.",
 )
+scrub.maps(numbers, ui.experiment(), measure, other, ui.is_dark())  # last: it is needed only with the next move

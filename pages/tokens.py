@@ -95,4 +95,4 @@ if reason.attention is None:
         args=(experiment.generate, experiment),
         help="The full cache answers once, so that its queries are known.",
     )
-scrub.strip(numbers, ui.experiment(), other)  # last: it is needed only with the next move
+scrub.strip(numbers, ui.experiment(), other, token, ui.is_dark())  # last: it is needed only with the next move

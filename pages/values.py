@@ -99,7 +99,8 @@ with left:
     texts = numbers.texts(ui.engine_for(experiment.model).tokenizer.decode)
     ui.chart(values.plane(view, texts, ui.is_dark()), key="plane", alt=values.plane_alt(view))
 with right:
-    st.html(facts(view) + on_phones("plane", min(values.plane_height(view), values.plane_height(view, PHONE))))
+    st.html(on_phones("plane", min(values.plane_height(view), values.plane_height(view, PHONE))))
+    st.container(key="facts").html(facts(view))
     st.caption(averaged(view))
 curves = numbers.error_by_budget(experiment.policies, None, layer, head)
 title = f'<h2 class="kv-h2">Error of layer {layer}, head {head} against the budget</h2>'
@@ -111,4 +112,4 @@ st.caption(
     + (f"; dotted and thin: {view.label} with the estimate above" if view.label in curves.corrected else "")
     + ". The vertical line is the current budget; a click on a point makes its budget the current one."
 )
-scrub.plane(numbers, view, ui.experiment(), ui.is_dark())  # last: it is needed only with the next move
+scrub.plane(numbers, view, ui.experiment(), ui.is_dark(), facts)  # last: it is needed only with the next move

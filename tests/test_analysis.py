@@ -10,7 +10,7 @@ import torch
 
 import kvviz
 from kvviz import analysis
-from kvviz.analysis import core
+from kvviz.analysis import Pace, core
 from kvviz.analysis.bounded import Bounded
 from kvviz.capacity import capacity_curve, capacity_of_sets, joint_capacity, key_capacity, output_capacity
 from kvviz.errors import decompose
@@ -132,16 +132,39 @@ def test_the_kept_set_is_what_evict_keeps(state, numbers, name, budget, setting)
             assert np.flatnonzero(mask[head]).tolist() == positions.tolist()
 
 
-def test_sides_are_the_kept_sets_as_long_as_there_is_time(state, numbers):
+def test_heads_of_a_slider_are_each_the_head_alone_as_long_as_there_is_time(state):
+    numbers = analysis.Analysis(state)
     settings = [(kvviz.policy("capkv", tau=tau), budget) for tau in (0.0, 5.0) for budget in (1, 9, 16, 10_000)]
     settings.append((kvviz.policy("momentkv"), 12))
     for layer, head in ((0, 1), (1, 3)):
-        found = numbers.sides(settings, layer, head, seconds=60)
-        assert list(found) == settings
-        for (each, budget), kept in found.items():
-            assert np.array_equal(kept, numbers.head(each, budget, layer, head).kept)
-    known, new = settings[1], (kvviz.policy("keydiff", recent=3), 11)
-    assert list(numbers.sides([new, known], 0, 1, seconds=0)) == [known]
+        pace = Pace(60)
+        found = numbers.heads(settings, layer, head, pace)
+        assert list(found) == settings and not pace.over
+        for (each, budget), view in found.items():
+            alone = analysis.Analysis(state).head(each, budget, layer, head)
+            assert np.array_equal(view.kept, alone.kept) and view.label == each.label
+            assert view.relative_error == pytest.approx(alone.relative_error, rel=1e-6)
+    known, new, pace = settings[1], (kvviz.policy("keydiff", recent=3), 11), Pace(0)
+    assert list(numbers.heads([new, known], 0, 1, pace)) == [known] and pace.over
+    assert list(numbers.heads([known], 0, 1, complete := Pace(0))) == [known] and not complete.over
+
+
+def test_curves_of_a_slider_are_each_the_curve_alone(state):
+    numbers, alone = analysis.Analysis(state), analysis.Analysis(state)
+    choices = [(kvviz.policy("capkv", tau=tau), kvviz.policy("keydiff")) for tau in (5.0, 4.0)]
+    errors = numbers.errors_by_budget(choices, 1, 2, Pace(60))
+    for only in (None, (1, 1)):
+        found = numbers.capacities(choices, Pace(60), only)
+        assert list(found) == list(errors) == choices
+        for each, curves in found.items():
+            other = alone.capacity(each) if only is None else alone.head_capacity(each, analysis.SHARES, *only)
+            for label, values in other.shares.items():
+                assert np.array_equal(curves.shares[label], values, equal_nan=True)
+    for each, curves in errors.items():
+        for label, values in alone.error_by_budget(each, None, 1, 2).errors.items():
+            assert curves.errors[label] == pytest.approx(values, rel=1e-6)
+    new = (kvviz.policy("capkv", tau=1.0),)
+    assert numbers.capacities([new], Pace(0)) == numbers.errors_by_budget([new], 1, 2, Pace(0)) == {}
 
 
 @pytest.mark.parametrize(("name", "options"), CORRECTIONS)
@@ -170,6 +193,20 @@ def test_the_map_is_decompose_over_all_probes_and_agrees_with_every_head(state, 
         assert again[key] == pytest.approx(data[key], rel=1e-4, abs=1e-4)
 
 
+def test_what_a_method_cannot_do_is_left_out():
+    def make(number: int) -> int:
+        if number == 2:
+            raise ValueError("it needs what is not there")
+        memory.add(number)
+        return 10 * number
+
+    memory: set[int] = set()
+    assert core.in_time([3, 2, 1, 3], make, memory.__contains__, pace := Pace(60)) == {3: 30, 1: 10} and not pace.over
+    calls: list[list[int]] = []
+    core.in_time([1, *range(3, 20)], make, memory.__contains__, Pace(60), calls.append, 8)
+    assert calls == [[4, 5], [6, 7, 8, 9], [*range(10, 18)], [18, 19]], "what is not in memory, more and more together"
+
+
 def test_maps_of_a_slider_are_each_the_map_alone(state, monkeypatch):
     settings = [(kvviz.policy("momentkv", window=8, partition=0.5), budget) for budget in (20, 12, 33, 50, 9, 10_000)]
     numbers, alone = analysis.Analysis(state), analysis.Analysis(state)
@@ -177,7 +214,7 @@ def test_maps_of_a_slider_are_each_the_map_alone(state, monkeypatch):
         if pieces:
             monkeypatch.setattr("kvviz.analysis.maps.PIECE", pieces)
             numbers = analysis.Analysis(state)
-        found = numbers.error_maps(settings, seconds=60)
+        found = numbers.error_maps(settings, Pace(60))
         assert list(found) == settings
         for setting, made in found.items():
             other = alone.error_map(*setting)
@@ -188,7 +225,7 @@ def test_maps_of_a_slider_are_each_the_map_alone(state, monkeypatch):
 
 def test_maps_of_a_slider_go_on_where_they_were_ended(state):
     numbers, settings = analysis.Analysis(state), [(kvviz.policy("capkv", tau=tau), 20) for tau in (1.0, 2.0, 3.0)]
-    assert numbers.error_maps(settings, seconds=0) == {}
+    assert numbers.error_maps(settings, Pace(0)) == {}
     calls = []
 
     def give_way() -> None:
@@ -197,10 +234,10 @@ def test_maps_of_a_slider_go_on_where_they_were_ended(state):
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        numbers.error_maps(settings, 60, give_way)
+        numbers.error_maps(settings, Pace(60, give_way))
     assert not numbers.holds(("map", *settings[0])) and numbers.holds(("layer errors", *settings[0], 1))
-    assert list(numbers.error_maps(settings, 60)) == settings
-    assert list(numbers.error_maps([*settings, (kvviz.policy("oracle"), 9)], 0)) == settings
+    assert list(numbers.error_maps(settings, Pace(60))) == settings
+    assert list(numbers.error_maps([*settings, (kvviz.policy("oracle"), 9)], Pace(0))) == settings
 
 
 def test_the_difference_map(numbers):

@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 import kvviz
 import ui
 from kvviz import analysis
-from kvviz.analysis import tokens
+from kvviz.analysis import Pace, tokens
 from kvviz.analysis.tokens import Shares, by_query_head, explain
 from kvviz.figures import tokens as figures
 from kvviz.policies.policy import Policy
@@ -245,16 +245,16 @@ def test_shades_in_numbers_are_those_of_the_text():
 def test_shares_of_many_settings_as_long_as_there_is_time(state):
     numbers = analysis.of(state)
     wanted = [(kvviz.policy("capkv"), 9), (kvviz.policy("keydiff"), 12), (kvviz.policy("capkv"), 9)]
-    found = tokens.kept_by_each(numbers, wanted, seconds=60)
+    found = tokens.kept_by_each(numbers, wanted, Pace(60))
     assert list(found) == wanted[:2]
     for setting, shares in found.items():
         assert np.array_equal(shares.counts, tokens.kept_by(numbers, *setting).counts)
     paused = []
     new = (kvviz.policy("keydiff", recent=2), 7)
-    assert list(tokens.kept_by_each(numbers, [new, *wanted], seconds=0, pause=lambda: paused.append(1))) == wanted[:2]
+    assert list(tokens.kept_by_each(numbers, [new, *wanted], Pace(0, lambda: paused.append(1)))) == wanted[:2]
     assert paused == []
     with pytest.raises(KeyboardInterrupt):
-        tokens.kept_by_each(numbers, [*wanted, new], 60, pause=lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        tokens.kept_by_each(numbers, [*wanted, new], Pace(60, lambda: (_ for _ in ()).throw(KeyboardInterrupt)))
 
 
 def test_the_token_is_in_the_link_and_can_be_looked_for(model):

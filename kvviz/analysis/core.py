@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -26,6 +26,7 @@ from kvviz.state import LayerState, PromptState
 SCORE_BYTES = 256 << 20
 MASK_BYTES = 64 << 20
 RESULT_BYTES = 64 << 20
+BULKY_BYTES = 128 << 20
 
 MAX_PROBES = 128
 """Probe queries that are averaged at most; of more, evenly spaced ones are taken."""
@@ -34,12 +35,17 @@ PIECE = 1 << 25
 """Attention logits held at once, in numbers."""
 
 
+Setting = tuple[Policy, int]
+"""A policy and its budget."""
+
+
 class Store:
     """What the parts of an Analysis share: the state, and the bounded caches of scores, kept sets and results."""
 
     def __init__(self, state: PromptState) -> None:
         self._state = weakref.ref(state)
-        self._scores, self._masks, self._results = Bounded(SCORE_BYTES), Bounded(MASK_BYTES), Bounded(RESULT_BYTES)
+        self._scores, self._masks = Bounded(SCORE_BYTES), Bounded(MASK_BYTES)
+        self._results, self._bulky = Bounded(RESULT_BYTES), Bounded(BULKY_BYTES)
 
     @property
     def state(self) -> PromptState:
@@ -49,6 +55,10 @@ class Store:
             raise RuntimeError("The prompt has left memory. Read it again.")
         return state
 
+    def held(self) -> PromptState | None:
+        """The prompt state, as long as somebody holds it."""
+        return self._state()
+
     @property
     def open_layers(self) -> list[int]:
         """Numbers of the layers that can be evicted."""
@@ -57,6 +67,10 @@ class Store:
     def result(self, key: tuple, make: Callable):
         """A finished result, from memory if it is there."""
         return self._results.get(key, make)
+
+    def bulky(self, key: tuple, make: Callable):
+        """The same for what takes so much room that it would push the other results out."""
+        return self._bulky.get(key, make)
 
     def holds(self, key: tuple) -> bool:
         """Whether a result is in memory."""
@@ -81,10 +95,6 @@ class Store:
     def mask(self, policy: Policy, budget: int, layer: int) -> Tensor:
         """Which entries of one layer stay, [Hkv, N] bool on the state's device: what `evict` keeps."""
         return self._masks.get(_key(policy, budget, layer), lambda: self._mask(policy, budget, layer))
-
-    def holds_mask(self, policy: Policy, budget: int, layer: int) -> bool:
-        """Whether `mask` is in memory."""
-        return _key(policy, budget, layer) in self._masks
 
     def _mask(self, policy: Policy, budget: int, layer: int) -> Tensor:
         state = self.state
@@ -117,39 +127,50 @@ class Store:
         return all(layer.probes is not None and layer.probes.shape[1] > 0 for layer in self.state.layers)
 
 
+class Pace:
+    """How long work that can wait may go on: call it now and then.
+
+    Attributes:
+        over: the time was up before all was done; the next call may go on from there.
+    """
+
+    def __init__(self, seconds: float, pause: Callable[[], None] = lambda: None) -> None:
+        """`pause`: called with every call; it may raise to end it all."""
+        self._end, self._pause, self.over = time.perf_counter() + seconds, pause, False
+
+    def __call__(self) -> None:
+        """Raises TimeoutError when the time is up."""
+        if time.perf_counter() >= self._end:
+            self.over = True
+            raise TimeoutError
+        self._pause()
+
+
 def in_time(
-    wanted: Sequence[Any],
+    wanted: Iterable[Any],
     make: Callable[[Any], Any],
     holds: Callable[[Any], bool],
-    seconds: float,
-    pause: Callable[[], None] = lambda: None,
-    prepare: Callable[[list, Callable[[], None]], Any] | None = None,
+    pace: Pace,
+    prepare: Callable[[list], Any] | None = None,
     together: int = 1,
 ) -> dict[Any, Any]:
     """What can be had of what is wanted, in this order; without what the method cannot do on this state.
 
     Args:
         make, holds: gives one of them; says whether it is in memory.
-        seconds: once they are over, what is not in memory is left out; the next call goes on.
-        pause: called before each that is not; it may raise to end it all.
-        prepare, together: brings so many into memory at once, where that is faster than one by one; it is given a function to
-            call now and then, which ends it when the time is over.
+        pace: once it is over, what is not in memory is left out.
+        prepare, together: brings some into memory at once, at most so many, where that is faster than one by one.
     """
-    end = time.perf_counter() + seconds
     wanted = dict.fromkeys(wanted)
     missing = [each for each in wanted if not holds(each)]
-
-    def go_on() -> None:
-        pause()
-        if time.perf_counter() >= end:
-            raise TimeoutError
-
+    size = 1 if together == 1 else 2  # the first few soon, then more and more together
     with suppress(TimeoutError):
-        for start in range(0, len(missing), together):
-            go_on()
-            group = missing[start : start + together]
+        while missing:
+            pace()
+            group, missing = missing[:size], missing[size:]
             with suppress(ValueError):
-                prepare(group, go_on) if prepare else make(group[0])
+                prepare(group) if prepare else make(group[0])
+            size = min(2 * size, together)
     return {each: make(each) for each in wanted if holds(each)}
 
 

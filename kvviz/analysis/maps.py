@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvviz.analysis.core import PIECE, Store
+from kvviz.analysis.core import PIECE, Setting, Store
 from kvviz.analysis.head import order_of
 from kvviz.analysis.views import MEASURES, ErrorMap
 from kvviz.errors import decompose, decompose_sets
@@ -16,22 +16,19 @@ from kvviz.moments import Moments
 from kvviz.policies.policy import Policy
 from kvviz.state import LayerState
 
-Setting = tuple[Policy, int]
-"""A policy and its budget."""
 
-
-def error_maps(store: Store, settings: Sequence[Setting], pause: Callable[[], None] = lambda: None) -> list[ErrorMap]:
+def error_maps(store: Store, settings: Sequence[Setting], pace: Callable[[], None] = lambda: None) -> list[ErrorMap]:
     """See `ErrorMap`. Many settings at once cost a fraction of what each costs alone.
 
     Args:
         settings: of policies with the same correction, in the order of a slider.
-        pause: called before each layer; it may raise to end it all, and what is done stays in memory.
+        pace: called before each layer; it may raise to end it all, and what is done stays in memory.
     """
     layers = store.state.layers
     heads = max(layer.queries.shape[0] for layer in layers)
     found = [np.full((len(MEASURES), len(layers), heads), np.nan, dtype=np.float32) for _ in settings]
     for index in store.open_layers:
-        pause()
+        pace()
         for values, own in zip(found, _layer(store, settings, index), strict=True):
             values[:, index] = own
     first = layers[store.open_layers[0]]

@@ -11,7 +11,7 @@ heads of a group is the score that decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvviz.allocation import keep
-from kvviz.analysis.core import Store, in_time
+from kvviz.analysis.core import Pace, Setting, Store, in_time
 from kvviz.evict import layer_budgets
 from kvviz.moments import Moments
 from kvviz.policies.attention_scores import by_group, precise, window_attention
@@ -138,15 +138,10 @@ def kept_by(numbers: Store, policy: Policy, budget: int) -> Shares:
     return numbers.result(("tokens", policy, budget), lambda: _kept_by(numbers, policy, budget))
 
 
-def kept_by_each(
-    numbers: Store,
-    settings: Sequence[tuple[Policy, int]],
-    seconds: float,
-    pause: Callable[[], None] = lambda: None,
-) -> dict[tuple[Policy, int], Shares]:
-    """`kept_by` under each (policy, budget), as far as the time goes; see `kvviz.analysis.core.in_time`."""
+def kept_by_each(numbers: Store, settings: Iterable[Setting], pace: Pace) -> dict[Setting, Shares]:
+    """`kept_by` under several settings; see `kvviz.analysis.core.in_time`."""
     known = lambda setting: numbers.holds(("tokens", *setting))  # noqa: E731
-    return in_time(settings, lambda setting: kept_by(numbers, *setting), known, seconds, pause)
+    return in_time(settings, lambda setting: kept_by(numbers, *setting), known, pace)
 
 
 def _kept_by(numbers: Store, policy: Policy, budget: int) -> Shares:
@@ -158,6 +153,16 @@ def _kept_by(numbers: Store, policy: Policy, budget: int) -> Shares:
 
 def why(numbers: Store, policy: Policy, budget: int, token: int) -> Why:
     """One token in every layer and head; see `Why`."""
+    return numbers.result(("why", policy, budget, token), lambda: _why(numbers, policy, budget, token))
+
+
+def why_each(numbers: Store, settings: Iterable[Setting], token: int, pace: Pace) -> dict[Setting, Why]:
+    """`why` under several settings; see `kvviz.analysis.core.in_time`."""
+    known = lambda setting: numbers.holds(("why", *setting, token))  # noqa: E731
+    return in_time(settings, lambda setting: why(numbers, *setting, token), known, pace)
+
+
+def _why(numbers: Store, policy: Policy, budget: int, token: int) -> Why:
     layers = numbers.state.layers
     shape = (len(layers), max(layer.keys.shape[0] for layer in layers))
     kept, rank, cutoff = np.ones(shape, dtype=bool), np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
@@ -182,7 +187,7 @@ class Standing(NamedTuple):
 def standing(numbers: Store, policy: Policy, budget: int, layer: int) -> Standing:
     """The order in which `evict` takes the entries of a layer: MomentKV's with the statistics of what left before."""
     key = ("standing", policy.scorer, policy.allocation, policy.sinks, policy.recent, policy.keeps_all, budget, layer)
-    return numbers.result(key, lambda: _standing(numbers, policy, budget, layer))
+    return numbers.bulky(key, lambda: _standing(numbers, policy, budget, layer))
 
 
 def _standing(numbers: Store, policy: Policy, budget: int, layer: int) -> Standing:
@@ -202,7 +207,8 @@ def _standing(numbers: Store, policy: Policy, budget: int, layer: int) -> Standi
     order = scores[:, free].sort(dim=1, descending=True, stable=True).indices
     places = torch.arange(1, len(free) + 1, device=mask.device, dtype=torch.int32).expand_as(order)
     rank = torch.zeros_like(mask, dtype=torch.int32).scatter_(1, free[order], places)
-    return Standing(*(x.cpu().numpy() for x in (rank, (mask & ~protected).sum(dim=1), mask)))
+    rank = rank.cpu().numpy().astype(np.min_scalar_type(len(free)))  # many of these are remembered
+    return Standing(rank, (mask & ~protected).sum(dim=1).cpu().numpy(), mask.cpu().numpy())
 
 
 def _protected(numbers: Store, policy: Policy, budget: int) -> Tensor:

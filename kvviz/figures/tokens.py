@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from html import escape
+
 import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -18,27 +20,40 @@ WIDEST = 6.0
 
 def profile(shares: list[Shares], token: int | None, dark: bool = False) -> go.Figure:
     """Share of heads that keep each part of the text, one line a policy; the chosen token is a vertical line."""
-    figure = go.Figure()
-    looks = style.looks({each.label: each.policy for each in shares}, dark)
+    chosen = style.across(token or 0, style.ink(dark))
+    chosen["line"]["dash"] = "dot"
+    share = dict(title=dict(text="kept by, % of heads"), range=[-3, 103], tickvals=[0, 50, 100], fixedrange=True)
+    return style.draw(
+        lines(shares, dark),
+        dark,
+        height=170,
+        margin=dict(l=8, r=8, t=26, b=8),
+        hovermode="x unified",
+        showlegend=True,
+        xaxis=dict(title=dict(text="position in the prompt, tokens"), range=[-1, len(shares[0].counts)]),
+        yaxis=share,
+        shapes=[] if token is None else [chosen],
+    )
+
+
+def lines(shares: list[Shares], dark: bool = False) -> list[dict]:
+    """The traces of `profile`."""
+    looks, found = style.looks({each.label: each.policy for each in shares}, dark), []
     for each in shares:
         places, means, size = binned(each.shares)
-        look = looks[each.label]
-        figure.add_trace(
-            go.Scatter(
+        look, after = looks[each.label], " and after" * (size > 1)
+        found.append(
+            dict(
+                type="scatter",
                 x=places,
                 y=100 * means,
-                name=each.label,
+                name=escape(each.label),
                 mode="lines",
                 line=dict(color=look.colour, width=1.6, shape="hvh", dash=look.dash),
-                hovertemplate=f"token %{{x:,.0f}}{' and after' * (size > 1)}: %{{y:.0f}}% of heads<extra></extra>",
+                hovertemplate=f"token %{{x:,.0f}}{after}: %{{y:.0f}}% of heads<extra></extra>",
             )
         )
-    style.layout(figure, dark, height=170, margin=dict(l=8, r=8, t=26, b=8), hovermode="x unified", showlegend=True)
-    figure.update_yaxes(title="kept by, % of heads", range=[-3, 103], tickvals=[0, 50, 100], fixedrange=True)
-    figure.update_xaxes(title="position in the prompt, tokens", range=[-1, len(shares[0].counts)])
-    if token is not None:
-        figure.add_vline(x=token, line=dict(color=style.ink(dark), width=1.5, dash="dot"))
-    return figure
+    return found
 
 
 def binned(values: np.ndarray, bins: int = BINS) -> tuple[np.ndarray, np.ndarray, int]:
@@ -66,8 +81,8 @@ def why_map(why: Why, groups: int, dark: bool = False) -> go.Figure:
     queries = why.attention.shape[1] if seen else 0
     high = [max(5, heads), max(6, queries)] if seen else [1]
     figure = make_subplots(len(high), 1, shared_xaxes=True, row_heights=high, vertical_spacing=0.1)
-    figure.add_trace(_ranks(why, dark), 1, 1)
-    figure.add_trace(_marks(why, dark), 1, 1)
+    for trace in kv_heads(why, dark):
+        figure.add_trace(trace, 1, 1)
     if seen:
         figure.add_trace(_attention(why, dark), 2, 1)
         for edge in range(groups, queries, groups):
@@ -85,9 +100,15 @@ def why_map(why: Why, groups: int, dark: bool = False) -> go.Figure:
     return figure
 
 
-def _ranks(why: Why, dark: bool) -> go.Heatmap:
+def kv_heads(why: Why, dark: bool = False) -> list[dict]:
+    """The first two traces of `why_map`: the KV heads."""
+    return [_ranks(why, dark), _marks(why, dark)]
+
+
+def _ranks(why: Why, dark: bool) -> dict:
     powers, words = (-6, -3, 0, 3, 6), ("1/64", "1/8", "1", "8", "64")
-    return go.Heatmap(
+    return dict(
+        type="heatmap",
         z=margin(why).T,
         zmin=-WIDEST,
         zmax=WIDEST,
@@ -99,13 +120,14 @@ def _ranks(why: Why, dark: bool) -> go.Heatmap:
     )
 
 
-def _marks(why: Why, dark: bool) -> go.Scatter:
+def _marks(why: Why, dark: bool) -> dict:
     layer, head = np.indices(why.kept.shape).reshape(2, -1)
     kept, sliding = why.kept.ravel(), why.sliding[layer]
     shape = np.where(sliding, "line-ew-open", np.where(kept, "circle", "x-thin-open"))
     strong = np.abs(np.nan_to_num(margin(why))).ravel() > WIDEST / 2  # cells whose colour is far from the background's
     inks = np.where(strong, style.paper(dark), style.ink(dark))
-    return go.Scatter(
+    return dict(
+        type="scatter",
         x=layer.astype(np.int32),
         y=head.astype(np.int32),
         mode="markers",

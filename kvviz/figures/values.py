@@ -31,6 +31,9 @@ ARROWS = {
 }
 """Arrow -> its symbol and, for the legend, what it is."""
 
+ARROWS_AT = 3
+"""Traces of the plane before its arrows."""
+
 LABEL_ROOM = (0.045, 0.05)
 """Width and height of an arrow's label, as shares of the axes."""
 
@@ -49,15 +52,15 @@ def plane(view: HeadView, texts: Sequence[str] | None = None, dark: bool = False
     """
     names = [f"PC {i + 1} ({style.number(100 * share)}% of the variance)" for i, share in enumerate(view.explained)]
     plain = dict(showgrid=False, zeroline=False, showticklabels=False, automargin=False, constrain="domain")
-    points, crosses = _points(view, texts, dark)
+    (points, crosses), (lines, labels) = _points(view, texts, dark), arrows(view, dark)
     return style.draw(
-        [*points, *_arrows(view, dark)],
+        [*points, *lines],
         dark,
         shapes=crosses,
         height=plane_height(view),
         xaxis=dict(range=view.x_range, title=dict(text=names[0]), **plain),
         yaxis=dict(range=view.y_range, title=dict(text=names[1]), scaleanchor="x", constraintoward="top", **plain),
-        annotations=[_scale_note(view, dark), *_labels(view, dark)],
+        annotations=labels,
         hovermode="closest",
         dragmode="pan",
         uirevision=f"{view.layer}.{view.kv_head}",
@@ -154,14 +157,15 @@ def _arrow_colours(view: HeadView, dark: bool) -> dict[str, str]:
     }
 
 
-def _arrows(view: HeadView, dark: bool) -> list[dict]:
-    """The arrows, over a halo of the page's colour that all of them share."""
+def arrows(view: HeadView, dark: bool = False) -> tuple[list[dict], list[dict]]:
+    """The plane's last traces, the arrows over a halo that all of them share, and its annotations, their labels."""
     names, colours = _arrows_of(view), _arrow_colours(view, dark)
     tips = {name: _drawn(view, name) for name in names}
     ends = np.concatenate([[view.origin, tips[name], [np.nan, np.nan]] for name in names])
     halo = _line(ends, "", color=style.transparent(style.paper(dark), 0.8), width=6) | dict(hoverinfo="skip")
     facts = {name: f"{', '.join(ARROWS[name])}: mean length {style.number(view.lengths[name], 3)}" for name in names}
-    return [halo, *(_arrow(view.origin, tips[name], facts[name], name, color=colours[name]) for name in names)]
+    lines = [_arrow(view.origin, tips[name], facts[name], name, color=colours[name]) for name in names]
+    return [halo, *lines], [_scale_note(view, dark), *_labels(view, dark)]
 
 
 def _scale_note(view: HeadView, dark: bool) -> dict:
