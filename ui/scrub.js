@@ -219,16 +219,15 @@ function lines(x) {
 }
 
 const SETS = { plane, strip }
-const QUIET = 500 // milliseconds without a move, after which the server may work out more
 
 let stop = () => {} // ends what the call before has begun: Streamlit calls again with new data, and ends only the last
 
-export default function ({ data: { packed, more }, setTriggerValue }) {
+export default function ({ data: { packed, wait }, setTriggerValue }) {
   stop()
   let [ended, asking] = [false, 0]
   const ask = () => {
     clearTimeout(asking)
-    if (more && !ended) asking = setTimeout(() => setTriggerValue("more", true), QUIET)
+    if (wait && !ended) asking = setTimeout(() => setTriggerValue("more", true), wait)
   }
   stop = () => {
     ended = true

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import zlib
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -34,6 +35,9 @@ from ui.host import host
 
 SECONDS = 1.0
 """Spent at most, each time, on what is not known yet."""
+
+REST, SOON, LATER = 1500, 500, 5000
+"""Milliseconds without a move after which the browser asks for more: at first, then, and where others are at work."""
 
 Positions = dict[str, dict[str, Experiment]]
 """Key of a slider -> its positions as they are written -> the experiment there."""
@@ -145,25 +149,39 @@ def curves(numbers: Analysis, made: Experiment, head: tuple[int, int]) -> None:
 
 def _follow(kind: str, numbers: Analysis, made: Experiment, work: Callable[[Positions, Pace], dict[str, Any]]) -> None:
     """Give the browser what `work` finds in a while, and more whenever it asks."""
-    calls = count()
+    calls, packed = count(), ""
 
     @st.fragment
     def ahead() -> None:
-        if not (state := numbers.held()):
-            return  # the prompt has left memory: the next move reads it again
+        nonlocal packed
+        if not (state := numbers.held()):  # held until the end
+            return  # the prompt has left memory; the next move reads it again
         asked = next(calls) > 0
-        mine = not asked or (not host().queue_length and _AHEAD.acquire(blocking=False))
-        pace, positions = Pace(SECONDS if mine else 0.0, _give_way), _positions(made)
-        try:
-            found = {"kind": kind, "sliders": list(positions)} | work(positions, pace)
-            del state
-        finally:
-            if asked and mine:
-                _AHEAD.release()
-        packed = _text(zlib.compress(json.dumps(found).encode(), 1))
-        _component(key="scrub", data={"packed": packed, "more": pace.over}, on_more_change=lambda: None)
+        with _turn(asked) as mine:
+            wait = LATER
+            if mine:
+                pace, positions = Pace(SECONDS, _give_way), _positions(made)
+                found = {"kind": kind, "sliders": list(positions)} | work(positions, pace)
+                packed = _text(zlib.compress(json.dumps(found).encode(), 1))
+                wait = (SOON if asked else REST) if pace.over else None
+        _component(key="scrub", data={"packed": packed, "wait": wait}, on_more_change=lambda: None)
+        del state
 
     ahead()
+
+
+@contextmanager
+def _turn(asked: bool) -> Iterator[bool]:
+    """Whether this session may work now: ahead only where nobody has a job and no other session does it."""
+    if not asked:
+        yield True
+    elif host().queue_length or not _AHEAD.acquire(blocking=False):
+        yield False
+    else:
+        try:
+            yield True
+        finally:
+            _AHEAD.release()
 
 
 def _give_way() -> None:
