@@ -92,12 +92,15 @@ def framed() -> None:
     """Draw the frame if the page runs without it.
 
     Streamlit takes a folder named pages/ for its own kind of multipage app until st.navigation has been called once in the
-    process: the very first visit, if it is to a page's own address, runs the page and not app.py. (So does AppTest, always.)
+    process: the very first visit, if it is to a page's own address, runs the page and not app.py. It starts again, for app.py
+    knows the page's controls under other names. (AppTest runs pages so, always.)
     """
     context = get_script_run_ctx()
     if not st.session_state.get("_framed") and not (context and context.fragment_ids_this_run):
         with frame():
             pass
+        if not st.get_option("global.appTest"):
+            st.rerun()
 
 
 def experiment() -> Experiment:

@@ -13,7 +13,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import count
+from itertools import count, zip_longest
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -199,18 +199,14 @@ def _known(positions: Positions, find: Callable[[Experiment], Any]) -> dict[str,
 
 
 def _every(positions: Positions) -> list[Experiment]:
-    """All positions, the nearest of each slider first."""
-    return [each for slider in positions.values() for each in slider.values()]
+    """All positions, the nearest of every slider first."""
+    rows = zip_longest(*(slider.values() for slider in positions.values()))
+    return [each for row in rows for each in row if each is not None]
 
 
 def _choices(positions: Positions) -> list[tuple[Policy, ...]]:
     """The policies at all positions of the options' sliders; with the budget they stay the same."""
-    return [
-        each.policies
-        for slider, choices in positions.items()
-        if slider != key_of("budget")
-        for each in choices.values()
-    ]
+    return [each.policies for each in _every({k: v for k, v in positions.items() if k != key_of("budget")})]
 
 
 def _all(found: Iterable[Any]) -> list | None:

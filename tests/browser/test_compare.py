@@ -164,9 +164,26 @@ def test_a_text_of_ones_own(open_tab):
     assert tab.page.title() == "kvviz"
 
 
-def test_the_very_first_visit_may_be_to_any_page(browser, tmp_path):
+LINKS = {
+    "/tour?step=2": ("[data-testid=kv-step]", "2. "),
+    "/values?preset=story&layer=3&head=5": ("[class*=st-key-layer] input", "3"),
+    "/capacity?preset=story&layer=4": ("[class*=st-key-layer] input", "4"),
+    "/heads?preset=story&measure=w_E&minus=1": ("[class*=st-key-measure] input", "Attention lost"),
+    "/tokens?preset=story&token=11": (".kv-h2 >> nth=0", "Why token 11"),
+    "/long?preset=story": (".kv-words", "Facts in a story"),
+    "/studies?preset=story": (".kv-words", "Facts in a story"),
+}
+"""Links, and what stands there when they are opened."""
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_the_very_first_visit_may_be_to_any_link(browser, tmp_path, link):
     with driver.serving(tmp_path) as server, driver.tab(browser, server) as tab:
-        tab.open("/values?preset=story")
-        assert "Facts in a story" in tab.words() and tab.raised() == []
+        tab.open(link).read()
+        place, words = LINKS[link]
+        there = sync_api.expect(tab.page.locator(place).first)
+        there.to_have_value(words) if place.endswith("input") else there.to_contain_text(words)
+        assert tab.raised() == [] and tab.errors == []
         assert tab.page.get_by_test_id("stTopNavLinkContainer").count() >= 4
+        assert all(each in tab.page.url for each in link.split("?")[1].split("&"))
         assert server.complaints() == []
