@@ -17,7 +17,7 @@ help:
 	@echo "make bench        speed and memory on this machine, beside kvpress (in $(PEER))"
 	@echo "make lint         what ruff has to say; make format applies it"
 	@echo "make screenshots  pictures of every page"
-	@echo "make slider       how long the budget's slider takes in the browser"
+	@echo "make slider       how soon each figure follows the sliders in the browser"
 	@echo "make install      only the set-up, into $(VENV)"
 	@echo "make clean        remove $(VENV) and $(PEER)"
 

@@ -15,7 +15,7 @@ def controls() -> tuple:
     measure = left.selectbox(
         "Measure",
         list(MEASURES),
-        **ui.shows("measure", ui.start_from_link("measure", list(MEASURES))),
+        **ui.shows("measure", ui.start_from_link("measure", list(MEASURES)), choices=list(MEASURES)),
         format_func=lambda key: MEASURES[key].title,
         help="\n\n".join(f"**{m.title}.** {m.help}" for m in MEASURES.values()),
     )

@@ -86,6 +86,7 @@ def controls(running: bool) -> None:
                 "every_of",
                 state.every if state.every in PAPERS else None,
                 change=lambda every: every and state.update(every=every),
+                given="default",
             ),
             format_func=PAPERS.__getitem__,
             help="MomentKV evicts one entry a step, CapKV every 512 steps.",

@@ -33,7 +33,7 @@ def navigation() -> int:
         step = st.segmented_control(
             "Step",
             list(range(1, COUNT + 1)),
-            **ui.shows("step", here),
+            **ui.shows("step", here, given="default"),
             required=True,
             label_visibility="collapsed",
             help=f"The tour's {COUNT} steps. A link to this page opens the step that is shown.",

@@ -224,6 +224,21 @@ def test_no_control_is_told_what_it_said(model, name):
             assert controls(app)[key].value == value and key not in told()
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_a_new_control_has_its_value_from_the_start(model, name):
+    """Told a moment later, the browser would send the control's default with a move that comes in between."""
+    app = opened(model, policies=["capkv", "momentkv", "snapkv:allocation=adaptive"])
+    app.switch_page(f"pages/{name}").run()
+    if any(button.key == "read" for button in app.button):
+        app.button(key="read").click().run()
+        settled(app)
+    for slot in app.session_state["chosen"]:
+        app.session_state[f"options_{slot}"] = True
+    app.run()  # the options are new
+    new = [each for key, each in controls(app).items() if key in app.session_state["_turns"]]
+    assert len(new) > 12 and [each.key for each in new if each.proto.set_value] == []
+
+
 def test_a_late_address_undoes_nothing(model):
     """The browser sends its address with every move: with a quick one, that of before the last answer."""
     app = opened(model)

@@ -27,7 +27,7 @@ def section() -> None:
         st.segmented_control(
             "Unit",
             units,
-            **shows("unit", made.unit, change=_convert),
+            **shows("unit", made.unit, change=_convert, given="default"),
             required=True,
             width="stretch",
             label_visibility="collapsed",
@@ -64,7 +64,7 @@ def _stops(made: Experiment) -> None:
         st.pills(
             "Budgets of the papers",
             stops,
-            **shows("stop", here, change=lambda stop: stop and set_size(Size(stop, made.unit))),
+            **shows("stop", here, change=lambda stop: stop and set_size(Size(stop, made.unit)), given="default"),
             format_func=lambda stop: f"{stop}%" if made.unit == SHARE else f"{stop:,}",
             label_visibility="collapsed",
             width="stretch",

@@ -16,14 +16,24 @@ from ui.state import went_back
 
 
 def shows(
-    name: str, value: Any, words: Sequence[str] = (), change: Callable[[Any], None] | None = None
+    name: str,
+    value: Any,
+    words: Sequence[str] = (),
+    change: Callable[[Any], None] | None = None,
+    given: str = "value",
+    choices: Sequence[Any] | None = None,
 ) -> dict[str, Any]:
-    """What Streamlit needs for a control that shows `value`: its key and its callback.
+    """What Streamlit needs for a control that shows `value`: its key, its callback, and what it shows at first.
+
+    The control's own argument says that, and not its state, which reaches the browser a moment after the control is there:
+    a move in between would send the control's default (a number's least, say) as if the person had chosen it.
 
     Args:
         name: of the control; without `change` the session keeps the person's choice as "_name".
         words: how the choices are called, where that changes: the browser knows a choice by its name.
         change: told what the person chose.
+        given: the control's argument for its value, "value" or "default".
+        choices: of a list that is told the place of its choice.
     """
     state, words = st.session_state, list(words)
     turns = state.setdefault("_turns", {})
@@ -31,8 +41,6 @@ def shows(
     if before != words or state.get(_key(name, turn), value) != value:
         turn += 1
     turns[name], key = (turn, words), _key(name, turn)
-    if key not in state:
-        state[key] = value
 
     def changed() -> None:
         if turns[name][0] == turn:
@@ -41,7 +49,8 @@ def shows(
     def keep(chosen: Any) -> None:
         state[f"_{name}"] = chosen
 
-    return {"key": key, "on_change": changed}
+    start = {given: value} if choices is None else {"index": list(choices).index(value)}
+    return {"key": key, "on_change": changed} | start
 
 
 def forget() -> None:

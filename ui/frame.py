@@ -91,7 +91,7 @@ def policy_picker(experiment: Experiment) -> Policy:
     index = st.selectbox(
         "Policy",
         range(len(policies)),
-        **shows("policy", chosen if chosen < len(policies) else 0, labels),
+        **shows("policy", chosen if chosen < len(policies) else 0, labels, choices=range(len(policies))),
         format_func=labels.__getitem__,
         help="Which of the chosen policies this page looks at.",
     )
@@ -106,7 +106,7 @@ def other_picker(experiment: Experiment) -> Policy | None:
     index = st.selectbox(
         "Compared with",
         choices,
-        **shows("minus", start_from_link("minus", choices), labels),
+        **shows("minus", start_from_link("minus", choices), labels, choices=choices),
         format_func=lambda i: labels[i - none],
         help="A second policy shows the difference of the two: purple (and a solid line) where the first is higher or keeps "
         "a token in more heads, orange (and a dotted line) where the second is or does.",
@@ -122,13 +122,13 @@ def head_picker(layers: int, heads: int, places: Sequence[DeltaGenerator] | None
     layer = left.selectbox(
         "Layer",
         range(layers),
-        **shows("layer", min(state._layer, layers - 1)),
+        **shows("layer", min(state._layer, layers - 1), choices=range(layers)),
         help="Counted from 0, the layer next to the embeddings.",
     )
     head = right.selectbox(
         "Head",
         range(heads),
-        **shows("head", min(state._head, heads - 1)),
+        **shows("head", min(state._head, heads - 1), choices=range(heads)),
         help="Query head, counted from 0. Heads of a group share keys and values.",
     )
     return layer, head

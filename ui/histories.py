@@ -76,7 +76,7 @@ def _chooser(label: str, key: str, options: list, value: int | str | None, recor
     st.selectbox(
         label,
         options,
-        **shows(key, value, change=CHOOSE[key]),
+        **shows(key, value, change=CHOOSE[key], choices=options),
         format_func=lambda n: _words(records[n]) if n in records else n,
         help=HELP[key],
     )

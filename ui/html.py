@@ -29,9 +29,10 @@ def picture(svg: str, alt: str, height: int) -> str:
 
 
 def line_over(line: Line) -> str:
-    """A vertical line over the figure that follows, which ui/scrub.js moves along its axis."""
+    """A vertical line over the figure that follows; ui/scrub.js moves it along its axis, and lets it be dragged."""
     left = f"calc({line.left:g}px + (100% - {line.left + line.right:g}px) * var(--at))"
     axis = f'data-low="{line.low:.6g}" data-high="{line.high:.6g}" data-log="{int(line.log)}"'
+    axis += f' data-left="{line.left:g}" data-right="{line.right:g}"'
     place = f"--at:{line.at:.5f};left:{left};top:{line.top:g}px;height:{line.height:g}px"
     return f'<i class="kv-here" {axis} style="{place}"></i>'
 

@@ -120,7 +120,9 @@ def _option(slot: str, name: str, value: Any, usual: Any) -> None:
     label = f"{name.replace('_', ' ').capitalize()}{symbol}"
     left, right = st.columns([6, 1], vertical_alignment="bottom", gap="small")
     with left:
-        common = shows(key, _shown(name, value), change=partial(_changed, slot, name)) | {"help": _help(slot, name)}
+        how = {"given": "default" if name in ("correction", "bits") else "value", "choices": WORDS.get(name)}
+        common = shows(key, _shown(name, value), change=partial(_changed, slot, name), **how)
+        common["help"] = _help(slot, name)
         _control(f"{label}, published {_shown(name, usual)}", name, value, common)
     right.button(
         "",

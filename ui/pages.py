@@ -8,6 +8,7 @@ from pathlib import Path
 
 import streamlit as st
 from streamlit.navigation.page import StreamlitPage
+from streamlit.runtime import Runtime, get_instance
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from kvviz.experiment import Experiment
@@ -93,13 +94,13 @@ def framed() -> None:
 
     Streamlit takes a folder named pages/ for its own kind of multipage app until st.navigation has been called once in the
     process: the very first visit, if it is to a page's own address, runs the page and not app.py. It starts again, for app.py
-    knows the page's controls under other names. (AppTest runs pages so, always.)
+    knows the page's controls under other names. (AppTest runs pages so, always, and has no server.)
     """
     context = get_script_run_ctx()
     if not st.session_state.get("_framed") and not (context and context.fragment_ids_this_run):
         with frame():
             pass
-        if not st.get_option("global.appTest"):
+        if type(get_instance()) is Runtime:
             st.rerun()
 
 

@@ -218,16 +218,24 @@ function lines(x) {
   }
 }
 
+// Where the pointer is on a line's axis.
+function valueAt(line, clientX) {
+  const [low, high, left, right, log] = ["low", "high", "left", "right", "log"].map((key) => +line.dataset[key])
+  const place = line.offsetParent.getBoundingClientRect()
+  const at = low + ((clientX - place.left - left) / (place.width - left - right)) * (high - low)
+  return log ? 10 ** at : at
+}
+
 const SETS = { plane, strip }
 
 let stop = () => {} // ends what the call before has begun: Streamlit calls again with new data, and ends only the last
 
 export default function ({ data: { packed, wait }, setTriggerValue }) {
   stop()
-  let [ended, asking] = [false, 0]
+  let [ended, asking, held] = [false, 0, false]
   const ask = () => {
     clearTimeout(asking)
-    if (wait && !ended) asking = setTimeout(() => setTriggerValue("more", true), wait)
+    if (wait && !ended && !held) asking = setTimeout(() => setTriggerValue("more", true), wait)
   }
   stop = () => {
     ended = true
@@ -235,7 +243,12 @@ export default function ({ data: { packed, wait }, setTriggerValue }) {
   }
   unpacked(packed).then((data) => {
     if (ended) return
-    const end = follow(data, ask), before = stop
+    const chosen = (position) => {
+      held = position === undefined
+      if (position) setTriggerValue("dragged", position)
+      ask()
+    }
+    const end = follow(data, ask, chosen), before = stop
     stop = () => (before(), end())
     ask()
   })
@@ -247,8 +260,9 @@ async function unpacked(text) {
   return new Response(stream).json()
 }
 
-// Watch the sliders; returns what ends that.
-function follow(data, moved) {
+// Watch the sliders, and the handles of the lines at the budget; returns what ends that.
+// moved: told of every move; chosen: that a line is held, and then at which position it was let go, or null where it was before.
+function follow(data, moved, chosen) {
   const draw = SETS[data.kind]?.(data)
   const figures = Object.entries(data.figures ?? {}).map(([key, { parts, sets }]) => {
     const all = () => Object.values(sets).flatMap((slider) => Object.values(slider).map(floats))
@@ -275,5 +289,38 @@ function follow(data, moved) {
     }
   })
   watching.observe(document.body, { subtree: true, attributeFilter: ["aria-valuetext"] })
-  return () => watching.disconnect()
+  const [budget] = data.sliders, places = Object.entries(data.lines?.[budget] ?? {})
+  const endDrag = drag((line, clientX) => {
+    const to = +line.dataset.log ? Math.log : (x) => x, at = to(valueAt(line, clientX))
+    const far = ([, x]) => Math.abs(to(x) - at)
+    return places.reduce((best, each) => (far(each) < far(best) ? each : best), places[0])?.[0]
+  }, (position) => move(budget, position), chosen)
+  return () => (watching.disconnect(), endDrag())
+}
+
+// Drag a line by its handle: `find` says which position is nearest, `show` draws it.
+function drag(find, show, chosen) {
+  let line = null, start = null, now = null
+  const all = new AbortController(), on = (name, act) => document.addEventListener(name, act, { signal: all.signal })
+  on("pointerdown", (event) => {
+    if (event.button || !event.target.classList?.contains("kv-here")) return
+    event.preventDefault()
+    line = event.target
+    line.classList.add("kv-held")
+    start = now = find(line, event.clientX)
+    chosen()
+  })
+  on("pointermove", (event) => {
+    const position = line && find(line, event.clientX)
+    if (position && position !== now) show((now = position))
+  })
+  const letGo = () => {
+    if (!line) return
+    line.classList.remove("kv-held")
+    line = null
+    chosen(now === start ? null : now)
+  }
+  on("pointerup", letGo)
+  on("pointercancel", letGo)
+  return () => all.abort()
 }

@@ -1,8 +1,9 @@
 """Figures while a slider is moved: what they are to show at its other positions, so that the browser can show it at once.
 
-Each function here belongs to a page and is called last on it, since what it does is needed only with the next move. It works for
-a second at most, the nearest positions first; while the person does nothing, the browser asks for more until all are known. A
-small component of our own, which has nothing to show itself, changes the figures until the server's answer is there.
+Sliders are those of the sidebar, and the lines at the budget, which can be dragged by their handles. Each function here belongs
+to a page and is called last on it, since what it does is needed only with the next move. It works for a second at most, the
+nearest positions first; while the person does nothing, the browser asks for more until all are known. A small component of our
+own, which has nothing to show itself, changes the figures until the server's answer is there.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from ui import budget, options
 from ui import tokens as text
 from ui.controls import key_of
 from ui.host import host
+from ui.state import experiment, set_size
 
 SECONDS = 1.0
 """Spent at most, each time, on what is not known yet."""
@@ -154,6 +156,8 @@ def _follow(kind: str, numbers: Analysis, made: Experiment, work: Callable[[Posi
     @st.fragment
     def ahead() -> None:
         nonlocal packed
+        if st.session_state.pop("_let_go", False):
+            st.rerun()
         if not (state := numbers.held()):  # held until the end
             return  # the prompt has left memory; the next move reads it again
         asked = next(calls) > 0
@@ -164,10 +168,20 @@ def _follow(kind: str, numbers: Analysis, made: Experiment, work: Callable[[Posi
                 found = {"kind": kind, "sliders": list(positions)} | work(positions, pace)
                 packed = _text(zlib.compress(json.dumps(found).encode(), 1))
                 wait = (SOON if asked else REST) if pace.over else None
-        _component(key="scrub", data={"packed": packed, "wait": wait}, on_more_change=lambda: None)
+        told = {"on_more_change": lambda: None, "on_dragged_change": _let_go}
+        _component(key="scrub", data={"packed": packed, "wait": wait}, **told)
         del state
 
     ahead()
+
+
+def _let_go() -> None:
+    """A line at the budget was dragged to another of the slider's positions."""
+    made = experiment()
+    for size in budget.grid(made.size, made.n_tokens, made.shape):
+        if budget.label(str(size)) == st.session_state.scrub.dragged:
+            set_size(size)
+            st.session_state._let_go = True
 
 
 @contextmanager

@@ -113,8 +113,8 @@ def _positions() -> None:
         factor = 1.0
     st.selectbox(
         "Positions",
-        list(dict.fromkeys([*FACTORS, factor])),
-        **shows("yarn", factor, change=_stretch),
+        factors := list(dict.fromkeys([*FACTORS, factor])),
+        **shows("yarn", factor, change=_stretch, choices=factors),
         format_func=lambda factor: "as the model has them" if factor == 1 else f"× {factor:g} (YaRN)",
         help="YaRN slows the rotations down, so that texts longer than the model was trained on fit. It costs some quality.",
     )

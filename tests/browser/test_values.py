@@ -140,6 +140,35 @@ def test_lines_follow_the_slider_before_the_answer(open_tab):
     assert before < moved == pytest.approx(float(page.evaluate(AT)), abs=1e-4)
 
 
+@pytest.mark.parametrize(("page", "figure"), [("values", "strip"), ("capacity", "all_KU")])
+def test_the_line_at_the_budget_can_be_dragged(open_tab, page, figure):
+    """Figures follow at once; when it is let go its place is the budget everywhere."""
+    tab = open_tab().open(f"/{page}{VIEW}").read()
+    line = tab.page.locator(f".st-key-under_{figure} .kv-here")
+    line.scroll_into_view_if_needed()
+    tab.settle()
+    box = line.bounding_box()
+    tab.page.mouse.move(box["x"], box["y"])
+    tab.page.mouse.down()
+    towards = -60 if page == "values" else 40  # fewer entries: to the left, or more of them removed
+    for part in range(1, 7):
+        tab.page.mouse.move(box["x"] + towards * part / 6, box["y"] + 5)
+    moved = line.bounding_box()["x"] - box["x"]
+    assert moved * towards > 0 and abs(moved - towards) < 30, "it stands at the nearest budget of the slider"
+    assert "budget=" not in tab.page.url
+    if page == "values":
+        kept = int(tab.page.locator(".st-key-plane g.kv-scrub").get_attribute("data-kept"))
+        assert kept < 256
+    tab.page.mouse.up()
+    tab.page.wait_for_url("**budget=**")
+    tab.settle()
+    assert line.bounding_box()["x"] - box["x"] == pytest.approx(moved, abs=1.5)
+    chosen = int(budget(tab).get_attribute("aria-valuetext").replace(",", ""))
+    assert chosen < 256 and f"budget={chosen}" in tab.page.url and f"budget {chosen} entries" in tab.words()
+    if page == "values":
+        assert chosen == kept and tab.page.evaluate(SIDES)[1] == kept
+
+
 LINES = """() => [...document.querySelectorAll('[class*=st-key-under_]')].map(under => {
     const plot = under.querySelector('.js-plotly-plot'), axis = plot._fullLayout.xaxis;
     const area = plot.querySelector('.nsewdrag').getBoundingClientRect(), line = under.querySelector('.kv-here');
