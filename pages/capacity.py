@@ -95,7 +95,7 @@ try:
         charts(all_heads(), "all")
         st.caption(
             "Mean over all layers and KV heads that can be evicted; bands from 10% to 90% of them. The vertical line is the "
-            "current budget. Keys after RoPE; u is the value vector."
+            "current budget: drag it by its handle. Keys after RoPE; u is the value vector."
         )
 except ValueError as error:  # a method needs what this prompt was not read with
     st.warning(str(error))

@@ -110,6 +110,6 @@ ui.chart(strip, key="strip", alt=values.strip_alt(curves), on_select=pick_budget
 st.caption(
     "Relative error, mean over the same queries, log scales"
     + (f"; dotted and thin: {view.label} with the estimate above" if view.label in curves.corrected else "")
-    + ". The vertical line is the current budget; a click on a point makes its budget the current one."
+    + ". The vertical line is the current budget: drag it by its handle, or click on a point."
 )
 scrub.plane(numbers, view, ui.experiment(), ui.is_dark(), facts)  # last: it is needed only with the next move
