@@ -283,12 +283,13 @@ function follow(data, moved, chosen) {
     moved()
   }
   const watching = new MutationObserver((changes) => {
-    for (const { target } of changes) {
+    for (const { target, oldValue } of changes) {
       const slider = data.sliders.find((key) => target.closest(`.st-key-${CSS.escape(key)}`))
-      if (slider) move(slider, target.getAttribute("aria-valuetext"))
+      const position = target.getAttribute("aria-valuetext")
+      if (slider && position !== oldValue) move(slider, position) // a slider that is drawn again says the same again
     }
   })
-  watching.observe(document.body, { subtree: true, attributeFilter: ["aria-valuetext"] })
+  watching.observe(document.body, { subtree: true, attributeFilter: ["aria-valuetext"], attributeOldValue: true })
   const [budget] = data.sliders, places = Object.entries(data.lines?.[budget] ?? {})
   const endDrag = drag((line, clientX) => {
     const to = +line.dataset.log ? Math.log : (x) => x, at = to(valueAt(line, clientX))
