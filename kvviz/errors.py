@@ -148,7 +148,7 @@ def decompose_sets(
         sets: [B, Hkv, N] bool, in the order of a slider, smaller ones first; each keeps an entry of every head.
         scaling, order, partition: as in `decompose`.
 
-    Returns a decomposition with leading shape [B, Hq, P].
+    Returns a decomposition with leading shape [B, Hq, P]. Raises ValueError where a head keeps nothing.
     """
     many, heads, _ = sets.shape
     d, dtype = K.shape[-1], torch.promote_types(K.dtype, torch.float32)

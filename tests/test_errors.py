@@ -204,3 +204,10 @@ def test_sets_together_underflow_nothing():
     for number in range(2):
         close(parts.f_E[number, 0], GOLDEN["error.f_E"][:1])
         close(parts.log_Z_E[number, 0], GOLDEN["error.log_Z_E"][:1])
+
+
+def test_sets_of_which_one_keeps_nothing():
+    sets = torch.ones(3, 1, 48, dtype=torch.bool)
+    sets[1] = False
+    with pytest.raises(ValueError, match="at least one"):
+        decompose_sets(Q[None], K[None], V[None], sets)
